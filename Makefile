@@ -1,0 +1,57 @@
+# make demo, make test, make lint: each sets up .venv by itself, once. Needs Python >= 3.10 and make.
+#
+#   make test ARGS="-k ledger"     arguments for pytest
+#   make demo PYTHON=python3.12    the Python that .venv is made with
+
+PYTHON ?= python3
+ARGS ?=
+
+VENV_PYTHON := .venv/bin/python
+# The stamp carries the folder's checksum: an editable install points at one place, so a clone that was
+# moved or copied together with its .venv is installed again.
+STAMP := .venv/.installed-$(shell pwd | cksum | cut -d' ' -f1)
+
+.PHONY: help setup demo test lint clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo   record, replay and measure a small example; writes demo/"
+	@echo "make test   run the test suite (ARGS=... goes to pytest)"
+	@echo "make lint   ruff and mypy"
+	@echo "make setup  only make .venv and install into it"
+	@echo "make clean  remove caches, builds and demo/; .venv stays"
+
+setup: $(STAMP)
+
+demo: $(STAMP)
+	.venv/bin/krnet demo --out demo $(ARGS)
+
+test: $(STAMP)
+	$(VENV_PYTHON) -m pytest $(ARGS)
+
+lint: $(STAMP)
+	$(VENV_PYTHON) -m ruff check .
+	$(VENV_PYTHON) -m mypy
+
+# constraints.txt pins torch; without it pip may choose a build that brings gigabytes of CUDA along.
+$(STAMP): pyproject.toml constraints.txt
+	@if ! $(VENV_PYTHON) -m pip --version >/dev/null 2>&1; then \
+		command -v $(PYTHON) >/dev/null 2>&1 || { \
+			echo "make: no '$(PYTHON)' on the PATH; krnet needs Python >= 3.10. Name one: make $(MAKECMDGOALS) PYTHON=/path/to/python3" >&2; exit 1; }; \
+		$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+			echo "make: '$(PYTHON)' is $$($(PYTHON) --version 2>&1); krnet needs Python >= 3.10. Name another: make $(MAKECMDGOALS) PYTHON=python3.11" >&2; exit 1; }; \
+		$(PYTHON) -c 'import venv, ensurepip' >/dev/null 2>&1 || { \
+			echo "make: '$(PYTHON)' cannot make a virtual environment: its venv or ensurepip module is missing. On Debian and Ubuntu: apt install python3-venv. Or name another Python: make $(MAKECMDGOALS) PYTHON=..." >&2; exit 1; }; \
+		echo "make: creating .venv with $$($(PYTHON) --version 2>&1)"; \
+		$(PYTHON) -m venv .venv && $(VENV_PYTHON) -m pip --version >/dev/null || { \
+			echo "make: .venv is there but its Python or pip does not run. Remove it (rm -rf .venv) and call make again." >&2; exit 1; }; \
+	fi
+	@$(VENV_PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+		echo "make: .venv holds $$($(VENV_PYTHON) --version 2>&1); krnet needs Python >= 3.10. Remove it (rm -rf .venv) and call make PYTHON=python3.11 (or later)." >&2; exit 1; }
+	$(VENV_PYTHON) -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]'
+	@rm -f .venv/.installed-*
+	@touch $@
+
+clean:
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist demo
+	find src tests -type d \( -name __pycache__ -o -name '*.egg-info' \) -prune -exec rm -rf {} +

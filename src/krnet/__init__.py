@@ -1,0 +1,1 @@
+"""Record feature maps in a network and replay them by sample ID."""

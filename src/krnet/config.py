@@ -1,0 +1,143 @@
+"""Every setting, one frozen dataclass per stage; each is described once, under its field.
+
+    NetworkConfig   what the network looks like (presets; or solved from the shape and number of the features)
+    FitConfig       how it is fitted
+
+Help texts, checks and the record in the file all come from here.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import math
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
+from typing import Any, TypeVar
+
+from krnet.errors import SettingError
+
+T = TypeVar("T")
+CONVOLUTIONS = ("depthwise", "full")
+KERNEL = 5  # of the deconvolution
+
+
+def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
+    choices = tuple(choices)
+    if value not in choices:
+        raise SettingError(f"{name} is {value!r}; expected one of {', '.join(map(str, choices))}")
+
+
+def check_range(name: str, value: float | None, low: float, high: float = math.inf) -> None:
+    if value is not None and (isinstance(value, bool) or not low <= value <= high):
+        wanted = f"at least {low}" if high == math.inf else f"{low} to {high}"
+        raise SettingError(f"{name} is {value!r}; expected {wanted}")
+
+
+def check_int(name: str, value: object, low: int, high: float = math.inf) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise SettingError(f"{name} is {value!r}; expected a whole number")
+    check_range(name, value, low, high)
+
+
+@cache
+def describe(cls: type) -> dict[str, str]:
+    """Field name -> the docstring under it."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    described = {}
+    for field, below in zip(body.body, body.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+            assert isinstance(field.target, ast.Name) and isinstance(below.value, ast.Constant)
+            described[field.target.id] = " ".join(str(below.value.value).split())
+    return described
+
+
+def unknown_setting(name: str, known: Iterable[str]) -> SettingError:
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known settings: {', '.join(known)}"
+    return SettingError(f"unknown setting {name!r}; {hint}")
+
+
+def from_dict(cls: type[T], values: Mapping[str, Any]) -> T:
+    """Build a config from plain values, refusing names it does not have."""
+    known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+    for name in values:
+        if name not in known:
+            raise unknown_setting(name, known)
+    missing = sorted(
+        f.name
+        for f in fields(cls)  # type: ignore[arg-type]
+        if f.name not in values and f.default is inspect.Parameter.empty
+    )
+    if missing:
+        raise SettingError(f"missing settings: {', '.join(missing)}")
+    return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkConfig:
+    """Sizes of a KRNet for feature maps of channels x height x width (a vector has height = width = 1)."""
+
+    channels: int
+    """Channels of a feature map, or length of a feature vector."""
+    height: int
+    """Height of a feature map."""
+    width: int
+    """Width of a feature map."""
+    vector: bool = False
+    """Features are vectors: the spatial layers are left out."""
+    group_size: int = 512
+    """H: most samples per group, and length of the static and of the dynamic vector."""
+    d0: int
+    """Width of the first FC layer of the decoder."""
+    c0: int
+    """Channels before the deconvolution; for a vector, width of the second FC layer."""
+    c1: int
+    """Channels after the deconvolution."""
+    stride: int = 1
+    """s_d, the stride of the deconvolution: the first map has ceil(height / stride) rows."""
+    conv_before: str = "depthwise"
+    """3x3 convolutions before the deconvolution: depthwise or full."""
+    conv_after: str = "full"
+    """3x3 convolutions after the deconvolution: depthwise or full."""
+    amplitude: bool = True
+    """Each sample has its own scale and shift per channel behind the last norm; the paper has none."""
+
+    def __post_init__(self) -> None:
+        for name in ("channels", "height", "width", "d0", "c0", "c1"):
+            check_int(name, getattr(self, name), 1, 2**24)
+        check_int("group_size", self.group_size, 2, 2**16)
+        check_int("stride", self.stride, 1, KERNEL)
+        for name in ("group_size", "d0"):
+            if getattr(self, name) % 2:
+                raise SettingError(f"{name} is {getattr(self, name)}; GroupNorm(2) needs an even number")
+        if self.c0 * self.start_size[0] * self.start_size[1] % 2:
+            raise SettingError(f"c0 is {self.c0}; GroupNorm(2) needs an even number")
+        check_choice("conv_before", self.conv_before, CONVOLUTIONS)
+        check_choice("conv_after", self.conv_after, CONVOLUTIONS)
+
+    @property
+    def start_size(self) -> tuple[int, int]:
+        """h0 x w0, the size of the map before the deconvolution."""
+        return -(-self.height // self.stride), -(-self.width // self.stride)
+
+    @property
+    def output_padding(self) -> tuple[int, int]:
+        """What a deconvolution of that stride lacks to reach height x width: 0 to stride - 1."""
+        h0, w0 = self.start_size
+        return self.height - 1 - (h0 - 1) * self.stride, self.width - 1 - (w0 - 1) * self.stride
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # The paper's table of settings, with what learns faster where the paper leaves the choice open.
+    "cifar100": dict(group_size=512, d0=1024, c0=512, c1=64, stride=1),
+    "imagenet": dict(group_size=512, d0=1536, c0=1024, c1=256, stride=2),
+}
+# The networks whose size the paper prints: depthwise 3x3 convolutions throughout, nothing beside them.
+for _name in ("cifar100", "imagenet"):
+    PRESETS[f"{_name}-published"] = PRESETS[_name] | dict(conv_after="depthwise", amplitude=False)

@@ -1,0 +1,55 @@
+"""What every test starts from: a CPU that runs what it advertises, fixed seeds, a ledger of its own."""
+
+import os
+
+# Before torch is imported. Some virtual machines advertise AMX without running it: bf16 products then die
+# with SIGILL.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+os.environ.setdefault("MPLBACKEND", "Agg")
+# Set inside git hooks; a test that makes a repository of its own must not reach the one being committed.
+for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
+    os.environ.pop(name, None)
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+
+# A shared machine stalls now and then: time per example says nothing about the code.
+settings.register_profile("krnet", deadline=None)
+settings.load_profile("krnet")
+
+
+@pytest.fixture(autouse=True)
+def _seeds() -> None:
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Runs started by tests, also in other processes, never reach results/ledger.jsonl."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KRNET_LEDGER", str(tmp_path_factory.mktemp("ledger") / "ledger.jsonl"))
+        yield
+
+
+@pytest.fixture(scope="session")
+def cifar100_dir() -> Path:
+    """The folder cifar-100-python with the publisher's files train, test and meta."""
+    data = os.environ.get("KRNET_DATA")
+    if not data:
+        pytest.skip("KRNET_DATA is not set; set it to the folder that holds cifar-100-python/{train,test,meta}")
+    folder = Path(data) / "cifar-100-python"
+    missing = [name for name in ("train", "test", "meta") if not (folder / name).is_file()]
+    if missing:
+        pytest.skip(
+            f"KRNET_DATA={data}: cifar-100-python/{{{','.join(missing)}}} not found; "
+            f"set KRNET_DATA to the folder that holds cifar-100-python/{{train,test,meta}}"
+        )
+    return folder
