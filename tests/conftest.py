@@ -44,7 +44,7 @@ def cifar100_dir() -> Path:
     """The folder cifar-100-python with the publisher's files train, test and meta."""
     data = os.environ.get("KRNET_DATA")
     if not data:
-        pytest.skip("KRNET_DATA is not set; set it to the folder that holds cifar-100-python/{train,test,meta}")
+        pytest.skip("set KRNET_DATA to the folder that holds cifar-100-python/{train,test,meta}")
     folder = Path(data) / "cifar-100-python"
     missing = [name for name in ("train", "test", "meta") if not (folder / name).is_file()]
     if missing:

@@ -25,23 +25,12 @@ from typing import Any, BinaryIO
 
 import torch
 
-from krnet.errors import (
-    ChecksumError,
-    HeaderTooLargeError,
-    InputError,
-    MissingTensorError,
-    NewerVersionError,
-    NotARecordingError,
-    OversizedRecordingError,
-    RecordingError,
-    TensorShapeError,
-    TruncatedRecordingError,
-)
+from krnet import errors
 
 VERSION = 1
 MAGIC = b'{"__metadata__":{"format":"krnet-recording"'
 MAX_HEADER_BYTES = 64 * 2**20
-RESERVED = ("format", "version", "checksum", "checksums")
+RESERVED = ("format", "version", "checksum", "checksums")  # metadata keys of the container itself
 
 LENGTH_BYTES = 8
 ALIGN_BYTES = 8  # safetensors starts the data at a multiple of 8
@@ -57,12 +46,9 @@ DTYPES = {
 }  # fmt: skip
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
-assert sys.byteorder == "little", "recordings are little endian and this machine is not; byte-swap in archive.py"
-
 AnyPath = str | os.PathLike[str]
 
-
-# ---------------------------------------------------------------- writing
+assert sys.byteorder == "little", "recordings are little endian, this machine is not: swap bytes in archive.py"
 
 
 @contextmanager
@@ -70,11 +56,10 @@ def atomic_write(path: AnyPath) -> Iterator[BinaryIO]:
     """A file to write to that appears under `path` complete and on disk, or not at all."""
     path = Path(path)
     if not path.parent.is_dir():
-        raise InputError(f"{path}: there is no folder {path.parent}; create it or choose another place")
+        raise errors.InputError(f"{path}: there is no folder {path.parent}; create it or choose another place")
     # Renaming over a device or a pipe would destroy it, so only a file may stand there.
     if path.exists() and not path.is_file():
-        what = "a folder" if path.is_dir() else "not a regular file"
-        raise InputError(f"{path}: is {what}; expected the name of a file to write")
+        raise errors.InputError(f"{path}: is {_kind(path)}; expected the name of a file to write")
     # The process ID keeps two writers apart; a leftover of a killed process is at worst overwritten.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -110,87 +95,95 @@ def write(
     # Wide types first: every tensor then starts at a multiple of its item size.
     names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     table: dict[str, object] = {}
-    checksums: dict[str, object] = {}
+    digests: dict[str, list[str]] = {}
     end = 0
     for name in names:
-        tensor = tensors[name]
-        begin, end = end, end + tensor.numel() * tensor.dtype.itemsize
-        dtype_name = DTYPE_NAMES[tensor.dtype]
-        table[name] = {"dtype": dtype_name, "shape": list(tensor.shape), "data_offsets": [begin, end]}
-        checksums[name] = _checksum_entry([NO_DIGEST] * _num_blocks(end - begin, blocks.get(name)), blocks.get(name))
+        tensor, begin = tensors[name], end
+        end += tensor.numel() * tensor.dtype.itemsize
+        table[name] = {
+            "dtype": DTYPE_NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+        digests[name] = [NO_DIGEST] * _num_blocks(end - begin, blocks.get(name))
 
-    # Digests have a fixed length, so the header's size is known before the data is hashed:
-    # each tensor is copied to the CPU, hashed and written once, and the header goes in last.
-    num_head = len(_encode_head(path, metadata, checksums, table))
+    # Digests have a fixed length, so the header's size is known before there are any: each tensor
+    # is brought to the CPU, hashed and written once, and the header goes in last.
+    head_bytes = len(_encode_head(path, metadata, table, digests, blocks))
     with atomic_write(path) as file:
-        file.seek(num_head)
+        file.seek(head_bytes)
         for name in names:
-            checksums[name] = _write_tensor(file, tensors[name], blocks.get(name))
-        head = _encode_head(path, metadata, checksums, table)
-        assert len(head) == num_head, f"the header grew from {num_head} to {len(head)} bytes"
+            digests[name] = _write_tensor(file, tensors[name], blocks.get(name))
+        head = _encode_head(path, metadata, table, digests, blocks)
+        assert len(head) == head_bytes, f"the header grew from {head_bytes} to {len(head)} bytes"
         file.seek(0)
         file.write(head)
-    return num_head + end
+    return head_bytes + end
 
 
 def _check_writable(
-    path: AnyPath, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, object], blocks: Mapping[str, int]
+    path: AnyPath,
+    tensors: Mapping[str, torch.Tensor],
+    metadata: Mapping[str, object],
+    blocks: Mapping[str, int],
 ) -> None:
-    for key in metadata:
-        if not isinstance(key, str) or key in RESERVED:
-            raise InputError(f"{path}: metadata key {key!r}; expected a string other than {', '.join(RESERVED)}")
+    for key, taken in [*((key, RESERVED) for key in metadata), *((name, ("__metadata__",)) for name in tensors)]:
+        if not isinstance(key, str) or key in taken:
+            raise errors.InputError(f"{path}: name {key!r}; expected a string other than {', '.join(taken)}")
     for name, tensor in tensors.items():
-        if not isinstance(name, str) or name == "__metadata__":
-            raise InputError(f"{path}: a tensor cannot be named {name!r}; expected a string other than __metadata__")
         if tensor.dtype not in DTYPE_NAMES or tensor.dim() > MAX_DIMS:
-            raise InputError(
+            raise errors.InputError(
                 f"{path}: tensor {name!r} is {tensor.dtype} with {tensor.dim()} dimensions; "
-                f"expected one of {', '.join(DTYPES)} and at most {MAX_DIMS}"
+                f"expected one of {', '.join(DTYPES)} and at most {MAX_DIMS} dimensions"
             )
     for name, block_bytes in blocks.items():
         if name not in tensors or not _is_count(block_bytes) or block_bytes == 0:
-            raise InputError(
-                f"{path}: blocks of {block_bytes!r} bytes for {name!r}; expected a positive integer "
-                f"and one of the tensors {', '.join(sorted(tensors))}"
+            raise errors.InputError(
+                f"{path}: blocks of {block_bytes!r} bytes for tensor {name!r}; expected a positive integer "
+                f"and one of {', '.join(tensors)}"
             )
 
 
-def _write_tensor(file: BinaryIO, tensor: torch.Tensor, block_bytes: int | None) -> object:
+def _write_tensor(file: BinaryIO, tensor: torch.Tensor, block_bytes: int | None) -> list[str]:
     flat = tensor.detach().cpu().resolve_neg().contiguous().reshape(-1)
-    data = memoryview(flat.view(torch.uint8).numpy())
+    data = flat.view(torch.uint8).numpy().data
+    step = block_bytes or len(data)
     digests = []
     for index in range(_num_blocks(len(data), block_bytes)):
-        part = data[index * block_bytes : (index + 1) * block_bytes] if block_bytes else data
-        file.write(part)
-        digests.append(_digest(part))
-    return _checksum_entry(digests, block_bytes)
-
-
-def _checksum_entry(digests: list[str], block_bytes: int | None) -> object:
-    return digests[0] if block_bytes is None else {"block": block_bytes, "digests": digests}
+        block = data[index * step : (index + 1) * step]
+        file.write(block)
+        digests.append(_digest(block))
+    return digests
 
 
 def _encode_head(
-    path: AnyPath, metadata: Mapping[str, object], checksums: Mapping[str, object], table: Mapping[str, object]
+    path: AnyPath,
+    metadata: Mapping[str, object],
+    table: Mapping[str, object],
+    digests: Mapping[str, list[str]],
+    blocks: Mapping[str, int],
 ) -> bytes:
     """The length bytes and the header: one content, one spelling."""
+    checksums = {
+        name: {"block": blocks[name], "digests": each} if name in blocks else each[0]
+        for name, each in digests.items()
+    }
     try:
-        # The version and the checksum come first, at offsets that do not depend on the content.
+        # Version and checksum come first, at offsets that do not depend on the content.
         fields = {"format": "krnet-recording", "version": str(VERSION), "checksum": NO_DIGEST}
         fields["checksums"] = _to_json(checksums, sort_keys=True)
-        for key in sorted(metadata):
-            fields[key] = _to_json(metadata[key], sort_keys=True)
+        fields |= {key: _to_json(metadata[key], sort_keys=True) for key in sorted(metadata)}
         header = _to_json({"__metadata__": fields, **table}).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: the metadata cannot be written as JSON ({error}); store plain values") from error
+        raise errors.InputError(f"{path}: the metadata is not JSON ({error}); store plain values") from error
     header += b" " * (-(LENGTH_BYTES + len(header)) % ALIGN_BYTES)
     if len(header) > MAX_HEADER_BYTES:
-        raise InputError(
-            f"{path}: the header would take {len(header)} bytes and may take {MAX_HEADER_BYTES}; "
-            f"use larger blocks, or move large metadata into a tensor"
+        raise errors.InputError(
+            f"{path}: the header takes {len(header)} bytes; expected at most {MAX_HEADER_BYTES}. "
+            f"Use larger blocks, or move large metadata into a tensor"
         )
     head = len(header).to_bytes(LENGTH_BYTES, "little") + header
-    at = LENGTH_BYTES + len(_header_prefix(VERSION))
+    at = LENGTH_BYTES + len(_prefix(VERSION))
     return head[:at] + _digest(head).encode() + head[at + len(NO_DIGEST) :]
 
 
@@ -199,10 +192,8 @@ def _to_json(value: object, *, sort_keys: bool = False) -> str:
     return json.dumps(value, sort_keys=sort_keys, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
 
 
-# ---------------------------------------------------------------- what both sides share
-
-
-def _header_prefix(version: int) -> bytes:
+def _prefix(version: int) -> bytes:
+    """What a header begins with, up to the digits of its own checksum."""
     return MAGIC + f',"version":"{version}","checksum":"'.encode()
 
 
@@ -219,7 +210,8 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-# ---------------------------------------------------------------- reading
+def _kind(path: Path) -> str:
+    return "a folder" if path.is_dir() else "a device or pipe"
 
 
 @dataclass(frozen=True)
@@ -238,7 +230,7 @@ class _Entry:
 
 @dataclass(frozen=True)
 class Archive:
-    """An opened recording. It holds no open file: it pickles, and forked workers may share it."""
+    """An opened recording. It holds no open file: it pickles, and workers may share it."""
 
     path: Path
     nbytes: int
@@ -265,17 +257,16 @@ class Archive:
         entry = self._entry(name)
         expected = (entry.dtype if dtype is None else dtype, entry.shape if shape is None else tuple(shape))
         if expected != (entry.dtype, entry.shape):
-            raise TensorShapeError(
-                f"{self.path}: tensor {name!r} is {entry.dtype} {list(entry.shape)}; the settings call for "
-                f"{expected[0]} {list(expected[1])}. Tensors and settings are not from the same run: record again"
-            )
+            found = f"tensor {name!r} is {entry.dtype} {list(entry.shape)}"
+            wanted = f"{expected[0]} {list(expected[1])} by the settings"
+            raise _refuse(errors.TensorShapeError, self.path, found, wanted)
         return self._load(name, 0, entry.size_bytes).view(entry.dtype).reshape(entry.shape)
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Rows start:stop along dimension 0, reading and checking only the blocks that hold them."""
         entry = self._entry(name)
         if not entry.shape or not 0 <= start <= stop <= entry.shape[0]:
-            raise InputError(
+            raise errors.InputError(
                 f"{self.path}: rows {start}:{stop} of tensor {name!r} of shape {list(entry.shape)}; "
                 f"expected 0 <= start <= stop <= its first dimension"
             )
@@ -301,10 +292,9 @@ class Archive:
 
     def _entry(self, name: str) -> _Entry:
         if name not in self._entries:
-            raise MissingTensorError(
-                f"{self.path}: no tensor {name!r}; this file holds {', '.join(self.names) or 'none'}. "
-                f"Was it written by another recorder or with other settings?"
-            )
+            found, wanted = f"no tensor {name!r}", f"one of {', '.join(self.names) or '(it holds none)'}"
+            advice = "Was it written by another recorder, or with other settings?"
+            raise _refuse(errors.MissingTensorError, self.path, found, wanted, advice)
         return self._entries[name]
 
     def _load(self, name: str, low: int, high: int) -> torch.Tensor:
@@ -314,7 +304,7 @@ class Archive:
         last = max(first + 1, -(-high // entry.block_bytes))
         begin, end = entry.block(first)[0], entry.block(last - 1)[1]
         loaded = torch.empty(end - begin, dtype=torch.uint8, device="cpu")  # (size_bytes,)
-        data = memoryview(loaded.numpy())
+        data = loaded.numpy().data
         with _open(self.path) as file:
             file.seek(entry.begin + begin)
             if file.readinto(data) != len(data):
@@ -330,17 +320,14 @@ class Archive:
         entry = self._entries[name]
         if digest != entry.digests[index]:
             begin, end = entry.block(index)
-            raise ChecksumError(
-                f"{self.path}: tensor {name!r}, bytes {begin}..{end}: checksum {digest}, expected "
-                f"{entry.digests[index]}. The file is damaged, or was replaced after it was opened: "
-                f"open it again, else restore it from a copy or record again"
-            )
+            found = f"bytes {begin}..{end} of tensor {name!r} have checksum {digest}"
+            advice = f"Damaged, or replaced after it was opened: open it again. {RESTORE}"
+            raise _refuse(errors.ChecksumError, self.path, found, entry.digests[index], advice)
 
-    def _shrunk(self, name: str) -> TruncatedRecordingError:
-        return TruncatedRecordingError(
-            f"{self.path}: ends inside tensor {name!r}; it had {self.nbytes} bytes when it was opened "
-            f"and has been cut since. Restore it from a copy or record again"
-        )
+    def _shrunk(self, name: str) -> errors.RecordingError:
+        found = f"the file now ends inside tensor {name!r}"
+        expected = f"the {self.nbytes} bytes that it had when it was opened"
+        return _refuse(errors.TruncatedRecordingError, self.path, found, expected)
 
 
 def open_archive(path: AnyPath) -> Archive:
@@ -349,165 +336,139 @@ def open_archive(path: AnyPath) -> Archive:
     with _open(path) as file:
         nbytes = os.fstat(file.fileno()).st_size
         head = _read_head(path, file, nbytes)
-    header = _parse_json(path, "its header", head[LENGTH_BYTES:])
-    fields = header.pop("__metadata__")
-    version = _check_version(path, fields)
-    _check_head_digest(path, head, version)
-    values = {key: _parse_json(path, f"metadata {key!r}", value) for key, value in fields.items() if key not in RESERVED}
-    checksums = _parse_json(path, "metadata 'checksums'", fields.get("checksums", "{}"))
-    entries = _check_table(path, header, checksums, data_begin=len(head), nbytes=nbytes)
+    header = _parse_json(path, "the header", head[LENGTH_BYTES:])
+    fields = header.pop("__metadata__")  # the magic says that it is there, and an object
+    version = _check_head(path, head, fields.get("version"))
+    values = {key: _parse_json(path, f"metadata {key!r}", fields[key]) for key in fields.keys() - RESERVED}
+    checksums = _parse_json(path, "metadata 'checksums'", fields.get("checksums"))
+    entries = _parse_table(path, header, checksums, data_begin=len(head), nbytes=nbytes)
     return Archive(path, nbytes, version, values, entries)
 
 
+RESTORE = "Restore the file from a copy, or record again"
+
+
+def _refuse(
+    kind: type[errors.RecordingError], path: Path, found: str, expected: str, advice: str = RESTORE
+) -> errors.RecordingError:
+    return kind(f"{path}: {found}; expected {expected}. {advice}")
+
+
 def _open(path: Path) -> BufferedReader:
+    expected = "a recording (.krn)"
     try:
         # Asked before opening, which would wait for ever on a named pipe.
         if path.exists() and not path.is_file():
-            what = "a folder" if path.is_dir() else "not a regular file"
-            raise NotARecordingError(f"{path}: is {what}; expected a recording (.krn)")
+            raise _refuse(errors.NotARecordingError, path, f"is {_kind(path)}", expected, "Check the path")
         return open(path, "rb")
     except OSError as error:
-        raise NotARecordingError(f"{path}: cannot be read ({error.strerror}); check the path") from error
+        found = f"cannot be read ({error.strerror})"
+        raise _refuse(errors.NotARecordingError, path, found, expected, "Check the path") from error
 
 
 def _read_head(path: Path, file: BufferedReader, nbytes: int) -> bytes:
     """The length bytes and the header; nothing is allocated on the word of an unchecked length."""
     head = file.read(LENGTH_BYTES + len(MAGIC))
     length, magic = int.from_bytes(head[:LENGTH_BYTES], "little"), head[LENGTH_BYTES:]
+    end = LENGTH_BYTES + max(length, len(MAGIC))
+    truncated = f"the file has {nbytes} bytes", f"a header up to byte {end}"
     if len(head) < LENGTH_BYTES:
-        raise _truncated(path, nbytes, f"at least {LENGTH_BYTES}")
+        raise _refuse(errors.TruncatedRecordingError, path, *truncated)
     if length > MAX_HEADER_BYTES:
-        raise HeaderTooLargeError(
-            f"{path}: claims a header of {length} bytes; a recording's has at most {MAX_HEADER_BYTES}. "
-            f"The file is damaged or is not a recording (.krn)"
-        )
+        found, advice = f"claims a header of {length} bytes", f"Damaged, or not a recording (.krn). {RESTORE}"
+        raise _refuse(errors.HeaderTooLargeError, path, found, f"at most {MAX_HEADER_BYTES}", advice)
     if not MAGIC.startswith(magic):
-        raise NotARecordingError(
-            f"{path}: is not a recording (.krn): found {magic!r} at byte {LENGTH_BYTES}, expected {MAGIC!r}"
-        )
-    if LENGTH_BYTES + max(length, len(MAGIC)) > nbytes:
-        raise _truncated(path, nbytes, f"a header up to byte {LENGTH_BYTES + max(length, len(MAGIC))}")
-    file.seek(0)
-    head = file.read(LENGTH_BYTES + length)
-    if len(head) != LENGTH_BYTES + length:
-        raise _truncated(path, len(head), f"a header up to byte {LENGTH_BYTES + length}")
-    return head
+        found, expected = f"{magic!r} at byte {LENGTH_BYTES}", f"{MAGIC!r}"
+        raise _refuse(errors.NotARecordingError, path, found, expected, "This is no recording: check the path")
+    head += file.read(LENGTH_BYTES + length - len(head)) if length > len(MAGIC) else b""
+    if len(head) < end:
+        raise _refuse(errors.TruncatedRecordingError, path, *truncated)
+    return head[: LENGTH_BYTES + length]
 
 
-def _truncated(path: Path, found_bytes: int, expected: str) -> TruncatedRecordingError:
-    return TruncatedRecordingError(
-        f"{path}: has {found_bytes} bytes, expected {expected}; it was cut, or something was appended. "
-        f"Restore it from a copy or record again"
-    )
-
-
-def _parse_json(path: Path, what: str, text: str | bytes) -> Any:
-    def refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _parse_json(path: Path, what: str, text: Any) -> Any:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         # Readers differ in which of two equal keys they keep, so the file would mean two things.
         if len(dict(pairs)) != len(pairs):
-            raise ValueError(f"a key occurs twice among {[key for key, _ in pairs][:20]}")
+            raise ValueError("a key occurs twice")
         return dict(pairs)
 
-    def refuse_constant(name: str) -> None:
-        raise ValueError(f"{name} is not JSON")
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not JSON")
 
     try:
-        if isinstance(text, bytes):
-            text = text.decode("utf-8")
-        return json.loads(text, object_pairs_hook=refuse_duplicates, parse_constant=refuse_constant)
+        text = text.decode() if isinstance(text, bytes) else text
+        return json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
     except (ValueError, TypeError, RecursionError) as error:
-        raise NotARecordingError(
-            f"{path}: {what} is not readable JSON ({error}); the file is damaged or foreign"
-        ) from error
+        found = f"{what} cannot be parsed ({error})"
+        raise _refuse(errors.NotARecordingError, path, found, "JSON with each key once") from error
 
 
-def _check_version(path: Path, fields: dict[str, Any]) -> int:
-    version = fields.get("version")
-    # ASCII first: isdigit() and int() also take digits of other scripts.
-    if not (isinstance(version, str) and version.isascii() and version.isdigit() and 0 < len(version) < 10):
-        raise _malformed(path, f"version {version!r}", "a number")
-    if int(version) > VERSION:
-        raise NewerVersionError(
-            f"{path}: has format version {version}; this krnet reads up to {VERSION}. Upgrade krnet to read it"
-        )
-    if version != str(VERSION):
-        raise _malformed(path, f"version {version!r}", f"{VERSION}")
-    return int(version)
+def _check_head(path: Path, head: bytes, version: Any) -> int:
+    # fullmatch of ASCII digits: int() alone also takes spaces, signs and digits of other scripts.
+    if not (isinstance(version, str) and version.isascii() and version.isdigit() and len(version) < 10):
+        raise _refuse(errors.NotARecordingError, path, f"version {version!r:.99}", "a number")
+    number = int(version)
+    if number > VERSION:
+        found, advice = f"format version {version}", "A later krnet wrote it: upgrade krnet"
+        raise _refuse(errors.NewerVersionError, path, found, f"at most {VERSION}", advice)
+    at = LENGTH_BYTES + len(_prefix(number))
+    if number < 1 or head[LENGTH_BYTES:at] != _prefix(number):
+        found, expected = f"header {head[LENGTH_BYTES:at]!r}", f"{_prefix(VERSION)!r}"
+        raise _refuse(errors.NotARecordingError, path, found, expected)
+    stored, rest = head[at : at + len(NO_DIGEST)], head[at + len(NO_DIGEST) :]
+    digest = _digest(head[:at] + NO_DIGEST.encode() + rest)
+    if stored != digest.encode():
+        raise _refuse(errors.ChecksumError, path, f"the header has checksum {digest}", f"{stored!r}")
+    return number
 
 
-def _malformed(path: Path, found: str, expected: str) -> RecordingError:
-    return NotARecordingError(f"{path}: found {found}, expected {expected}; the file is damaged or foreign")
-
-
-def _check_head_digest(path: Path, head: bytes, version: int) -> None:
-    at = LENGTH_BYTES + len(_header_prefix(version))
-    if head[LENGTH_BYTES:at] != _header_prefix(version):
-        raise _malformed(path, f"header {head[LENGTH_BYTES:at]!r}", f"{_header_prefix(version)!r}")
-    found, after = head[at : at + len(NO_DIGEST)], head[at + len(NO_DIGEST) :]
-    expected = _digest(head[:at] + NO_DIGEST.encode() + after)
-    if found != expected.encode():
-        raise ChecksumError(
-            f"{path}: the header says its checksum is {found!r}, its bytes give {expected}. The file is damaged: "
-            f"restore it from a copy or record again"
-        )
-
-
-def _check_table(
+def _parse_table(
     path: Path, table: dict[str, Any], checksums: Any, *, data_begin: int, nbytes: int
 ) -> dict[str, _Entry]:
-    """Tensor entries in the order of their bytes, which must fill the data section without hole or overlap."""
-    for name, row in table.items():
-        _check_row(path, name, row)
+    """Tensors in the order of their bytes, which must fill the data section without hole or overlap."""
     if not isinstance(checksums, dict) or checksums.keys() != table.keys():
-        raise ChecksumError(f"{path}: checksums are not for exactly the tensors {', '.join(table)}; record again")
-    entries = {}
-    end = 0
-    for name, row in sorted(table.items(), key=lambda item: item[1]["data_offsets"]):
-        begin, size_bytes = row["data_offsets"][0], row["data_offsets"][1] - row["data_offsets"][0]
-        if begin != end:
-            raise _malformed(path, f"tensor {name!r} at data byte {begin}", f"{end}, where the one before it ends")
-        end = begin + size_bytes
-        block_bytes, digests = _parse_checksum(path, name, checksums[name], size_bytes)
-        dtype, shape = DTYPES[row["dtype"]], tuple(row["shape"])
-        entries[name] = _Entry(dtype, shape, data_begin + begin, size_bytes, block_bytes, digests)
-    if data_begin + end != nbytes:
-        raise _truncated(path, nbytes, f"{data_begin + end} by its header")
-    return entries
+        raise _refuse(errors.ChecksumError, path, "other checksums", f"one for each of {', '.join(table)}")
+    entries = [(name, _parse_entry(path, name, row, checksums[name], data_begin)) for name, row in table.items()]
+    entries.sort(key=lambda item: (item[1].begin, item[1].size_bytes))
+    end = data_begin
+    for name, entry in entries:
+        if entry.begin != end:
+            found, expected = f"tensor {name!r} begins at byte {entry.begin}", f"{end}, without hole or overlap"
+            raise _refuse(errors.NotARecordingError, path, found, expected)
+        end += entry.size_bytes
+    if end != nbytes:
+        found, expected = f"the file has {nbytes} bytes", f"{end} by its header"
+        raise _refuse(errors.TruncatedRecordingError, path, found, expected)
+    return dict(entries)
 
 
-def _check_row(path: Path, name: str, row: Any) -> None:
-    if not isinstance(row, dict) or row.keys() != {"dtype", "shape", "data_offsets"}:
-        raise _malformed(path, f"tensor {name!r} described by {row!r:.200}", "dtype, shape and data_offsets")
-    shape, offsets = row["shape"], row["data_offsets"]
-    if not isinstance(row["dtype"], str) or row["dtype"] not in DTYPES:
-        raise _malformed(path, f"tensor {name!r} of type {row['dtype']!r:.200}", f"one of {', '.join(DTYPES)}")
-    if not isinstance(shape, list) or not all(map(_is_count, shape)) or len(shape) > MAX_DIMS:
-        raise _malformed(path, f"tensor {name!r} of shape {shape!r:.200}", f"at most {MAX_DIMS} non-negative integers")
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_count, offsets)) or offsets[0] > offsets[1]:
-        raise _malformed(path, f"tensor {name!r} at data_offsets {offsets!r:.200}", "[begin, end]")
-    span, itemsize = offsets[1] - offsets[0], DTYPES[row["dtype"]].itemsize
-    size_bytes = math.prod(shape) * itemsize
-    message = (
-        f"{path}: tensor {name!r} of {row['dtype']} {shape!r:.200} takes {size_bytes:.4g} bytes, and the file "
-        f"has {span} for it; expected equal sizes. The file is damaged or forged: record again"
-    )
-    # An empty tensor may still have dimensions whose strides overflow.
-    if size_bytes > span or math.prod(max(size, 1) for size in shape) * itemsize >= 2**63:
-        raise OversizedRecordingError(message)
+def _parse_entry(path: Path, name: str, row: Any, checksum: Any, data_begin: int) -> _Entry:
+    found = f"tensor {name!r} is {row!r:.200}"
+    match row:
+        case {"dtype": str(type_name), "shape": [*shape], "data_offsets": [begin, end]} if (
+            len(row) == 3 and type_name in DTYPES and len(shape) <= MAX_DIMS
+            and all(map(_is_count, [*shape, begin, end])) and begin <= end
+        ):  # fmt: skip
+            dtype = DTYPES[type_name]
+        case _:
+            expected = f"a known dtype, a shape of at most {MAX_DIMS} counts and data_offsets"
+            raise _refuse(errors.NotARecordingError, path, found, expected)
+    span, size_bytes = end - begin, math.prod(shape) * dtype.itemsize  # Python's integers do not overflow
+    # The strides of torch do, even those of an empty tensor.
+    if size_bytes > span or math.prod(max(size, 1) for size in shape) * dtype.itemsize >= 2**63:
+        raise _refuse(errors.OversizedRecordingError, path, found, f"a shape that fits in {span} bytes")
     if size_bytes < span:
-        raise TensorShapeError(message)
-
-
-def _parse_checksum(path: Path, name: str, entry: Any, size_bytes: int) -> tuple[int, tuple[str, ...]]:
-    """Block size and digests; a tensor without blocks is one block."""
-    if isinstance(entry, str):
-        return max(size_bytes, 1), (entry,)
-    if isinstance(entry, dict) and entry.keys() == {"block", "digests"}:
-        block_bytes, digests = entry["block"], entry["digests"]
-        if _is_count(block_bytes) and block_bytes > 0 and isinstance(digests, list):
-            if len(digests) == _num_blocks(size_bytes, block_bytes) and all(isinstance(d, str) for d in digests):
-                return block_bytes, tuple(digests)
-    raise ChecksumError(
-        f"{path}: tensor {name!r} of {size_bytes} bytes has checksums {entry!r:.200}; expected one digest, "
-        f"or a block size and a digest for each block. Record again"
-    )
+        raise _refuse(errors.TensorShapeError, path, found, f"a shape that fills {span} bytes")
+    match checksum:
+        case str():
+            block_bytes, digests = max(span, 1), [checksum]  # one block
+        case {"block": block_bytes, "digests": [*digests]} if (
+            len(checksum) == 2 and _is_count(block_bytes) and block_bytes > 0
+            and len(digests) == _num_blocks(span, block_bytes)
+        ):  # fmt: skip
+            pass
+        case _:
+            found, expected = f"tensor {name!r} has checksums {checksum!r:.200}", "one digest, or one for each block"
+            raise _refuse(errors.ChecksumError, path, found, expected)
+    return _Entry(dtype, tuple(shape), data_begin + begin, span, block_bytes, tuple(digests))

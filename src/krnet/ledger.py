@@ -176,7 +176,7 @@ def _append_line(path: Path, line: bytes) -> None:
         written = os.write(fd, data)
         if written != len(data):
             os.ftruncate(fd, size)
-            raise KrnetError(f"{path}: only {written} of {len(data)} bytes could be written. Is the disk full?")
+            raise KrnetError(f"{path}: only {written} of {len(data)} bytes went to disk. Is it full?")
         os.fsync(fd)
     finally:
         os.close(fd)
@@ -256,7 +256,7 @@ def _without_folders(text: str, root: Path) -> str:
         if not path.startswith(("/", "~")) and ".." not in path.split("/"):
             return found
         full = Path(os.path.realpath(os.path.expanduser(path)))
-        inside = full.is_relative_to(root)
+        inside = full.is_relative_to(root) and root != Path("/")
         return option + (str(full.relative_to(root)) if inside else Path(path).name or path)
 
     return _PATH_OR_URL.sub(shorten, text)
