@@ -17,7 +17,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from io import BufferedReader
 from pathlib import Path
@@ -46,9 +46,10 @@ DTYPES = {
 }  # fmt: skip
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
+RESTORE = "Restore the file from a copy, or record again"
 AnyPath = str | os.PathLike[str]
 
-assert sys.byteorder == "little", "recordings are little endian, this machine is not: swap bytes in archive.py"
+assert sys.byteorder == "little", "recordings are little endian and this machine is not: swap bytes here"
 
 
 @contextmanager
@@ -56,10 +57,10 @@ def atomic_write(path: AnyPath) -> Iterator[BinaryIO]:
     """A file to write to that appears under `path` complete and on disk, or not at all."""
     path = Path(path)
     if not path.parent.is_dir():
-        raise errors.InputError(f"{path}: there is no folder {path.parent}; create it or choose another place")
+        raise errors.InputError(f"{path}: no folder {path.parent}; create it or choose another place")
     # Renaming over a device or a pipe would destroy it, so only a file may stand there.
     if path.exists() and not path.is_file():
-        raise errors.InputError(f"{path}: is {_kind(path)}; expected the name of a file to write")
+        raise errors.InputError(f"{path}: is a folder or a device; expected the name of a file to write")
     # The process ID keeps two writers apart; a leftover of a killed process is at worst overwritten.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -78,6 +79,23 @@ def atomic_write(path: AnyPath) -> Iterator[BinaryIO]:
         os.close(folder)
 
 
+@dataclass(frozen=True)
+class _Entry:
+    """A tensor's line in the header: what it is, where it is, and its digests."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int  # within the data section
+    size_bytes: int
+    block_bytes: int | None  # None: one block
+    digests: tuple[str, ...]
+
+    def block(self, index: int) -> tuple[int, int]:
+        """First and last + 1 byte of a block, counted from the tensor's first."""
+        step = self.block_bytes or self.size_bytes
+        return index * step, min((index + 1) * step, self.size_bytes)
+
+
 def write(
     path: AnyPath,
     tensors: Mapping[str, torch.Tensor],
@@ -90,92 +108,75 @@ def write(
     `metadata` values must be JSON; `blocks` gives a block size in bytes for tensors that are to be read
     and checked in parts.
     """
-    blocks = blocks or {}
-    _check_writable(path, tensors, metadata, blocks)
-    # Wide types first: every tensor then starts at a multiple of its item size.
-    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
-    table: dict[str, object] = {}
-    digests: dict[str, list[str]] = {}
-    end = 0
-    for name in names:
-        tensor, begin = tensors[name], end
-        end += tensor.numel() * tensor.dtype.itemsize
-        table[name] = {
-            "dtype": DTYPE_NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [begin, end],
-        }
-        digests[name] = [NO_DIGEST] * _num_blocks(end - begin, blocks.get(name))
-
+    entries = _plan(path, tensors, blocks or {})
     # Digests have a fixed length, so the header's size is known before there are any: each tensor
     # is brought to the CPU, hashed and written once, and the header goes in last.
-    head_bytes = len(_encode_head(path, metadata, table, digests, blocks))
+    head_bytes = len(_encode_head(path, metadata, entries))
     with atomic_write(path) as file:
         file.seek(head_bytes)
-        for name in names:
-            digests[name] = _write_tensor(file, tensors[name], blocks.get(name))
-        head = _encode_head(path, metadata, table, digests, blocks)
+        for name, entry in entries.items():
+            tensor = tensors[name].detach().cpu().resolve_neg().contiguous()
+            # Not reshape(-1): one element counts as contiguous whatever its stride, but not to view().
+            data = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
+            digests = []
+            for index in range(len(entry.digests)):
+                begin, end = entry.block(index)
+                file.write(data[begin:end])
+                digests.append(_digest(data[begin:end]))
+            entries[name] = replace(entry, digests=tuple(digests))
+        head = _encode_head(path, metadata, entries)
         assert len(head) == head_bytes, f"the header grew from {head_bytes} to {len(head)} bytes"
         file.seek(0)
         file.write(head)
-    return head_bytes + end
+    return head_bytes + sum(entry.size_bytes for entry in entries.values())
 
 
-def _check_writable(
-    path: AnyPath,
-    tensors: Mapping[str, torch.Tensor],
-    metadata: Mapping[str, object],
-    blocks: Mapping[str, int],
-) -> None:
-    for key, taken in [*((key, RESERVED) for key in metadata), *((name, ("__metadata__",)) for name in tensors)]:
-        if not isinstance(key, str) or key in taken:
-            raise errors.InputError(f"{path}: name {key!r}; expected a string other than {', '.join(taken)}")
-    for name, tensor in tensors.items():
-        if tensor.dtype not in DTYPE_NAMES or tensor.dim() > MAX_DIMS:
+def _plan(path: AnyPath, tensors: Mapping[str, torch.Tensor], blocks: Mapping[str, int]) -> dict[str, _Entry]:
+    """Where each tensor goes; the digests are still to come."""
+    for name, step in blocks.items():
+        if name not in tensors or not _is_count(step) or step == 0:
             raise errors.InputError(
-                f"{path}: tensor {name!r} is {tensor.dtype} with {tensor.dim()} dimensions; "
-                f"expected one of {', '.join(DTYPES)} and at most {MAX_DIMS} dimensions"
-            )
-    for name, block_bytes in blocks.items():
-        if name not in tensors or not _is_count(block_bytes) or block_bytes == 0:
-            raise errors.InputError(
-                f"{path}: blocks of {block_bytes!r} bytes for tensor {name!r}; expected a positive integer "
+                f"{path}: blocks of {step!r} bytes for tensor {name!r}; expected a positive integer "
                 f"and one of {', '.join(tensors)}"
             )
+    entries: dict[str, _Entry] = {}
+    begin = 0
+    # Wide types first: every tensor then starts at a multiple of its item size.
+    for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])):
+        if name == "__metadata__" or tensor.dtype not in DTYPE_NAMES or tensor.dim() > MAX_DIMS:
+            raise errors.InputError(
+                f"{path}: tensor {name!r} is {tensor.dtype} with {tensor.dim()} dimensions; expected one of "
+                f"{', '.join(DTYPES)}, at most {MAX_DIMS} dimensions and a name other than '__metadata__'"
+            )
+        size_bytes, block_bytes = tensor.numel() * tensor.dtype.itemsize, blocks.get(name)
+        digests = (NO_DIGEST,) * _num_blocks(size_bytes, block_bytes)
+        entries[name] = _Entry(tensor.dtype, tuple(tensor.shape), begin, size_bytes, block_bytes, digests)
+        begin += size_bytes
+    return entries
 
 
-def _write_tensor(file: BinaryIO, tensor: torch.Tensor, block_bytes: int | None) -> list[str]:
-    flat = tensor.detach().cpu().resolve_neg().contiguous().reshape(-1)
-    data = flat.view(torch.uint8).numpy().data
-    step = block_bytes or len(data)
-    digests = []
-    for index in range(_num_blocks(len(data), block_bytes)):
-        block = data[index * step : (index + 1) * step]
-        file.write(block)
-        digests.append(_digest(block))
-    return digests
-
-
-def _encode_head(
-    path: AnyPath,
-    metadata: Mapping[str, object],
-    table: Mapping[str, object],
-    digests: Mapping[str, list[str]],
-    blocks: Mapping[str, int],
-) -> bytes:
+def _encode_head(path: AnyPath, metadata: Mapping[str, object], entries: Mapping[str, _Entry]) -> bytes:
     """The length bytes and the header: one content, one spelling."""
-    checksums = {
-        name: {"block": blocks[name], "digests": each} if name in blocks else each[0]
-        for name, each in digests.items()
-    }
+    table: dict[str, object] = {}
+    checksums: dict[str, object] = {}
+    for name, entry in entries.items():
+        offsets = [entry.begin, entry.begin + entry.size_bytes]
+        table[name] = {"dtype": DTYPE_NAMES[entry.dtype], "shape": entry.shape, "data_offsets": offsets}
+        blocked = {"block": entry.block_bytes, "digests": entry.digests}
+        checksums[name] = blocked if entry.block_bytes else entry.digests[0]
+    # Version and checksum come first, at offsets that do not depend on the content.
+    fields = {"format": "krnet-recording", "version": str(VERSION), "checksum": NO_DIGEST}
     try:
-        # Version and checksum come first, at offsets that do not depend on the content.
-        fields = {"format": "krnet-recording", "version": str(VERSION), "checksum": NO_DIGEST}
-        fields["checksums"] = _to_json(checksums, sort_keys=True)
-        fields |= {key: _to_json(metadata[key], sort_keys=True) for key in sorted(metadata)}
+        for key, value in [("checksums", checksums), *sorted(metadata.items())]:
+            if not isinstance(key, str) or key in fields:
+                raise ValueError(f"key {key!r} is not a string, or taken")
+            fields[key] = _to_json(value, sort_keys=True)
         header = _to_json({"__metadata__": fields, **table}).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise errors.InputError(f"{path}: the metadata is not JSON ({error}); store plain values") from error
+        raise errors.InputError(
+            f"{path}: metadata refused: {error}; expected JSON values, Unicode names and keys other than "
+            f"{', '.join(RESERVED)}"
+        ) from error
     header += b" " * (-(LENGTH_BYTES + len(header)) % ALIGN_BYTES)
     if len(header) > MAX_HEADER_BYTES:
         raise errors.InputError(
@@ -210,24 +211,6 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _kind(path: Path) -> str:
-    return "a folder" if path.is_dir() else "a device or pipe"
-
-
-@dataclass(frozen=True)
-class _Entry:
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    begin: int  # in the file, not in the data section
-    size_bytes: int
-    block_bytes: int
-    digests: tuple[str, ...]
-
-    def block(self, index: int) -> tuple[int, int]:
-        """First and last + 1 byte of a block, counted from the tensor's first."""
-        return index * self.block_bytes, min((index + 1) * self.block_bytes, self.size_bytes)
-
-
 @dataclass(frozen=True)
 class Archive:
     """An opened recording. It holds no open file: it pickles, and workers may share it."""
@@ -239,6 +222,7 @@ class Archive:
     metadata: dict[str, Any]
     """The writer's own keys, decoded."""
     _entries: dict[str, _Entry]
+    _data_begin: int
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -279,16 +263,7 @@ class Archive:
         with _open(self.path) as file:
             for name, entry in self._entries.items():
                 for index in range(len(entry.digests)):
-                    position, end = entry.block(index)
-                    file.seek(entry.begin + position)
-                    digest = blake2b(digest_size=DIGEST_BYTES)
-                    while position < end:
-                        chunk = file.read(min(CHUNK_BYTES, end - position))
-                        if not chunk:
-                            raise self._shrunk(name)
-                        digest.update(chunk)
-                        position += len(chunk)
-                    self._check_digest(name, index, digest.hexdigest())
+                    self._read_block(file, name, index)
 
     def _entry(self, name: str) -> _Entry:
         if name not in self._entries:
@@ -300,34 +275,38 @@ class Archive:
     def _load(self, name: str, low: int, high: int) -> torch.Tensor:
         """Bytes low:high of a tensor, once every block that they touch has been checked."""
         entry = self._entry(name)
-        first = min(low // entry.block_bytes, len(entry.digests) - 1)
-        last = max(first + 1, -(-high // entry.block_bytes))
-        begin, end = entry.block(first)[0], entry.block(last - 1)[1]
+        step = entry.block_bytes or max(entry.size_bytes, 1)
+        first = min(low // step, len(entry.digests) - 1)
+        last = max(first, -(-high // step) - 1)
+        begin, end = entry.block(first)[0], entry.block(last)[1]
         loaded = torch.empty(end - begin, dtype=torch.uint8, device="cpu")  # (size_bytes,)
-        data = loaded.numpy().data
         with _open(self.path) as file:
-            file.seek(entry.begin + begin)
-            if file.readinto(data) != len(data):
-                raise self._shrunk(name)
-        for index in range(first, last):
-            block_begin, block_end = entry.block(index)
-            self._check_digest(name, index, _digest(data[block_begin - begin : block_end - begin]))
+            for index in range(first, last + 1):
+                self._read_block(file, name, index, loaded.numpy().data[index * step - begin :])
         part = loaded[low - begin : high - begin]
         # A copy starts at an aligned address, and does not keep the rest of the blocks in memory.
         return part if len(part) == len(loaded) else part.clone()
 
-    def _check_digest(self, name: str, index: int, digest: str) -> None:
+    def _read_block(self, file: BufferedReader, name: str, index: int, target: memoryview | None = None) -> None:
+        """Check a block, piece by piece, and leave its bytes at the start of `target`."""
         entry = self._entries[name]
-        if digest != entry.digests[index]:
-            begin, end = entry.block(index)
-            found = f"bytes {begin}..{end} of tensor {name!r} have checksum {digest}"
+        begin, end = entry.block(index)
+        file.seek(self._data_begin + entry.begin + begin)
+        hasher = blake2b(digest_size=DIGEST_BYTES)
+        for low in range(0, end - begin, CHUNK_BYTES):
+            high = min(low + CHUNK_BYTES, end - begin)
+            chunk = file.read(high - low)
+            if len(chunk) != high - low:
+                found = f"the file now ends inside tensor {name!r}"
+                wanted = f"the {self.nbytes} bytes that it had when it was opened"
+                raise _refuse(errors.TruncatedRecordingError, self.path, found, wanted)
+            hasher.update(chunk)
+            if target is not None:
+                target[low:high] = chunk
+        if hasher.hexdigest() != entry.digests[index]:
+            found = f"bytes {begin}..{end} of tensor {name!r} have checksum {hasher.hexdigest()}"
             advice = f"Damaged, or replaced after it was opened: open it again. {RESTORE}"
             raise _refuse(errors.ChecksumError, self.path, found, entry.digests[index], advice)
-
-    def _shrunk(self, name: str) -> errors.RecordingError:
-        found = f"the file now ends inside tensor {name!r}"
-        expected = f"the {self.nbytes} bytes that it had when it was opened"
-        return _refuse(errors.TruncatedRecordingError, self.path, found, expected)
 
 
 def open_archive(path: AnyPath) -> Archive:
@@ -336,16 +315,13 @@ def open_archive(path: AnyPath) -> Archive:
     with _open(path) as file:
         nbytes = os.fstat(file.fileno()).st_size
         head = _read_head(path, file, nbytes)
-    header = _parse_json(path, "the header", head[LENGTH_BYTES:])
-    fields = header.pop("__metadata__")  # the magic says that it is there, and an object
+    table = _parse_json(path, "the header", head[LENGTH_BYTES:])
+    fields = table.pop("__metadata__")  # the magic says that it is there, and an object
     version = _check_head(path, head, fields.get("version"))
-    values = {key: _parse_json(path, f"metadata {key!r}", fields[key]) for key in fields.keys() - RESERVED}
+    values = {key: _parse_json(path, f"metadata {key!r}", fields[key]) for key in sorted(fields.keys() - RESERVED)}
     checksums = _parse_json(path, "metadata 'checksums'", fields.get("checksums"))
-    entries = _parse_table(path, header, checksums, data_begin=len(head), nbytes=nbytes)
-    return Archive(path, nbytes, version, values, entries)
-
-
-RESTORE = "Restore the file from a copy, or record again"
+    entries = _parse_table(path, table, checksums, data_bytes=nbytes - len(head))
+    return Archive(path, nbytes, version, values, entries, len(head))
 
 
 def _refuse(
@@ -355,34 +331,32 @@ def _refuse(
 
 
 def _open(path: Path) -> BufferedReader:
-    expected = "a recording (.krn)"
+    expected = "a recording (.krn)", "Check the path"
     try:
         # Asked before opening, which would wait for ever on a named pipe.
         if path.exists() and not path.is_file():
-            raise _refuse(errors.NotARecordingError, path, f"is {_kind(path)}", expected, "Check the path")
+            raise _refuse(errors.NotARecordingError, path, "is a folder or a device", *expected)
         return open(path, "rb")
     except OSError as error:
         found = f"cannot be read ({error.strerror})"
-        raise _refuse(errors.NotARecordingError, path, found, expected, "Check the path") from error
+        raise _refuse(errors.NotARecordingError, path, found, *expected) from error
 
 
 def _read_head(path: Path, file: BufferedReader, nbytes: int) -> bytes:
     """The length bytes and the header; nothing is allocated on the word of an unchecked length."""
-    head = file.read(LENGTH_BYTES + len(MAGIC))
-    length, magic = int.from_bytes(head[:LENGTH_BYTES], "little"), head[LENGTH_BYTES:]
-    end = LENGTH_BYTES + max(length, len(MAGIC))
-    truncated = f"the file has {nbytes} bytes", f"a header up to byte {end}"
-    if len(head) < LENGTH_BYTES:
-        raise _refuse(errors.TruncatedRecordingError, path, *truncated)
-    if length > MAX_HEADER_BYTES:
+    start = file.read(LENGTH_BYTES + len(MAGIC))
+    length, magic = int.from_bytes(start[:LENGTH_BYTES], "little"), start[LENGTH_BYTES:]
+    if len(start) >= LENGTH_BYTES and length > MAX_HEADER_BYTES:
         found, advice = f"claims a header of {length} bytes", f"Damaged, or not a recording (.krn). {RESTORE}"
         raise _refuse(errors.HeaderTooLargeError, path, found, f"at most {MAX_HEADER_BYTES}", advice)
     if not MAGIC.startswith(magic):
-        found, expected = f"{magic!r} at byte {LENGTH_BYTES}", f"{MAGIC!r}"
-        raise _refuse(errors.NotARecordingError, path, found, expected, "This is no recording: check the path")
-    head += file.read(LENGTH_BYTES + length - len(head)) if length > len(MAGIC) else b""
+        found, advice = f"{magic!r} at byte {LENGTH_BYTES}", "This is no recording: check the path"
+        raise _refuse(errors.NotARecordingError, path, found, f"{MAGIC!r}", advice)
+    end = LENGTH_BYTES + max(length, len(MAGIC))
+    head = start + file.read(end - len(start))
     if len(head) < end:
-        raise _refuse(errors.TruncatedRecordingError, path, *truncated)
+        found = f"the file has {nbytes} bytes"
+        raise _refuse(errors.TruncatedRecordingError, path, found, f"a header up to byte {end}")
     return head[: LENGTH_BYTES + length]
 
 
@@ -405,45 +379,42 @@ def _parse_json(path: Path, what: str, text: Any) -> Any:
 
 
 def _check_head(path: Path, head: bytes, version: Any) -> int:
-    # fullmatch of ASCII digits: int() alone also takes spaces, signs and digits of other scripts.
+    # int() alone would also take spaces, signs and the digits of other scripts.
     if not (isinstance(version, str) and version.isascii() and version.isdigit() and len(version) < 10):
         raise _refuse(errors.NotARecordingError, path, f"version {version!r:.99}", "a number")
-    number = int(version)
-    if number > VERSION:
+    if int(version) > VERSION:
         found, advice = f"format version {version}", "A later krnet wrote it: upgrade krnet"
         raise _refuse(errors.NewerVersionError, path, found, f"at most {VERSION}", advice)
-    at = LENGTH_BYTES + len(_prefix(number))
-    if number < 1 or head[LENGTH_BYTES:at] != _prefix(number):
-        found, expected = f"header {head[LENGTH_BYTES:at]!r}", f"{_prefix(VERSION)!r}"
-        raise _refuse(errors.NotARecordingError, path, found, expected)
+    prefix = _prefix(int(version))
+    at = LENGTH_BYTES + len(prefix)
+    if int(version) < 1 or head[LENGTH_BYTES:at] != prefix:
+        raise _refuse(errors.NotARecordingError, path, f"{head[LENGTH_BYTES:at]!r}", f"{_prefix(VERSION)!r}")
     stored, rest = head[at : at + len(NO_DIGEST)], head[at + len(NO_DIGEST) :]
     digest = _digest(head[:at] + NO_DIGEST.encode() + rest)
     if stored != digest.encode():
         raise _refuse(errors.ChecksumError, path, f"the header has checksum {digest}", f"{stored!r}")
-    return number
+    return int(version)
 
 
-def _parse_table(
-    path: Path, table: dict[str, Any], checksums: Any, *, data_begin: int, nbytes: int
-) -> dict[str, _Entry]:
+def _parse_table(path: Path, table: dict[str, Any], checksums: Any, *, data_bytes: int) -> dict[str, _Entry]:
     """Tensors in the order of their bytes, which must fill the data section without hole or overlap."""
     if not isinstance(checksums, dict) or checksums.keys() != table.keys():
         raise _refuse(errors.ChecksumError, path, "other checksums", f"one for each of {', '.join(table)}")
-    entries = [(name, _parse_entry(path, name, row, checksums[name], data_begin)) for name, row in table.items()]
+    entries = [(name, _parse_entry(path, name, row, checksums[name])) for name, row in table.items()]
     entries.sort(key=lambda item: (item[1].begin, item[1].size_bytes))
-    end = data_begin
+    end = 0
     for name, entry in entries:
         if entry.begin != end:
-            found, expected = f"tensor {name!r} begins at byte {entry.begin}", f"{end}, without hole or overlap"
-            raise _refuse(errors.NotARecordingError, path, found, expected)
+            found = f"tensor {name!r} begins at data byte {entry.begin}"
+            raise _refuse(errors.NotARecordingError, path, found, f"{end}, without hole or overlap")
         end += entry.size_bytes
-    if end != nbytes:
-        found, expected = f"the file has {nbytes} bytes", f"{end} by its header"
-        raise _refuse(errors.TruncatedRecordingError, path, found, expected)
+    if end != data_bytes:
+        found = f"{data_bytes} bytes follow the header"
+        raise _refuse(errors.TruncatedRecordingError, path, found, f"{end} by its table")
     return dict(entries)
 
 
-def _parse_entry(path: Path, name: str, row: Any, checksum: Any, data_begin: int) -> _Entry:
+def _parse_entry(path: Path, name: str, row: Any, checksum: Any) -> _Entry:
     found = f"tensor {name!r} is {row!r:.200}"
     match row:
         case {"dtype": str(type_name), "shape": [*shape], "data_offsets": [begin, end]} if (
@@ -462,13 +433,13 @@ def _parse_entry(path: Path, name: str, row: Any, checksum: Any, data_begin: int
         raise _refuse(errors.TensorShapeError, path, found, f"a shape that fills {span} bytes")
     match checksum:
         case str():
-            block_bytes, digests = max(span, 1), [checksum]  # one block
+            block_bytes, digests = None, [checksum]
         case {"block": block_bytes, "digests": [*digests]} if (
             len(checksum) == 2 and _is_count(block_bytes) and block_bytes > 0
             and len(digests) == _num_blocks(span, block_bytes)
         ):  # fmt: skip
             pass
         case _:
-            found, expected = f"tensor {name!r} has checksums {checksum!r:.200}", "one digest, or one for each block"
-            raise _refuse(errors.ChecksumError, path, found, expected)
-    return _Entry(dtype, tuple(shape), data_begin + begin, span, block_bytes, tuple(digests))
+            found = f"tensor {name!r} has checksums {checksum!r:.200}"
+            raise _refuse(errors.ChecksumError, path, found, "one digest, or one for each block")
+    return _Entry(dtype, tuple(shape), begin, span, block_bytes, tuple(digests))

@@ -1,6 +1,6 @@
 """Every setting, one frozen dataclass per stage; each is described once, under its field.
 
-    NetworkConfig   what the network looks like (presets; or solved from the shape and number of the features)
+    NetworkConfig   what the network looks like: a preset, or solved from the features (sizing.py)
     FitConfig       how it is fitted
 
 Help texts, checks and the record in the file all come from here.
@@ -14,7 +14,7 @@ import inspect
 import math
 import textwrap
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from typing import Any, TypeVar
 
@@ -65,15 +65,11 @@ def unknown_setting(name: str, known: Iterable[str]) -> SettingError:
 
 def from_dict(cls: type[T], values: Mapping[str, Any]) -> T:
     """Build a config from plain values, refusing names it does not have."""
-    known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
     for name in values:
         if name not in known:
             raise unknown_setting(name, known)
-    missing = sorted(
-        f.name
-        for f in fields(cls)  # type: ignore[arg-type]
-        if f.name not in values and f.default is inspect.Parameter.empty
-    )
+    missing = [name for name, f in known.items() if name not in values and f.default is MISSING]
     if missing:
         raise SettingError(f"missing settings: {', '.join(missing)}")
     return cls(**values)
@@ -105,8 +101,9 @@ class NetworkConfig:
     """3x3 convolutions before the deconvolution: depthwise or full."""
     conv_after: str = "full"
     """3x3 convolutions after the deconvolution: depthwise or full."""
-    amplitude: bool = True
-    """Each sample has its own scale and shift per channel behind the last norm; the paper has none."""
+    last_norm: bool = False
+    """GroupNorm in the last module, as in the paper. It gives every sample the same mean and variance; without
+    it (a scale and shift per channel instead) each keeps its own amplitude."""
 
     def __post_init__(self) -> None:
         for name in ("channels", "height", "width", "d0", "c0", "c1"):
@@ -140,4 +137,55 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 # The networks whose size the paper prints: depthwise 3x3 convolutions throughout, nothing beside them.
 for _name in ("cifar100", "imagenet"):
-    PRESETS[f"{_name}-published"] = PRESETS[_name] | dict(conv_after="depthwise", amplitude=False)
+    PRESETS[f"{_name}-published"] = PRESETS[_name] | dict(conv_after="depthwise", last_norm=True)
+
+
+SCHEDULES = {"fast": 6000, "paper": 40000}
+"""Learning-rate schedules and their iterations."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitConfig:
+    """How a recorder is fitted."""
+
+    iterations: int | None = None
+    """Updates at most; by default the schedule's own number, or no limit where time_budget is given."""
+    target_r2: float | None = None
+    """Stop as soon as R2 over all features reaches this."""
+    time_budget: float | None = None
+    """Stop after so many seconds of fitting; the learning rate falls in step with them."""
+    batch_size: int = 1000
+    """Samples per update (all devices together); small data sets use a third of their samples."""
+    schedule: str = "fast"
+    """fast: Muon on the matrices, Adam elsewhere, warm-up, linear decay. paper: Adam, constant, then linear decay."""
+    lr: float = 3e-3
+    """Peak learning rate of Adam."""
+    muon_lr: float = 1e-2
+    """Peak learning rate of Muon (schedule fast), in Adam's units."""
+    gamma: float = 1e-3
+    """Weight of L_kr2, the error seen through a given head."""
+    seed: int = 0
+    """Seeds the initial weights and the order of samples."""
+    device: str | None = None
+    """cpu, cuda or cuda:N; by default the GPU where there is one."""
+    compile: bool = True
+    """torch.compile on a GPU; a CPU always runs the plain version."""
+    checkpoint_s: float = 60.0
+    """Seconds between checkpoints beside the output file."""
+
+    def __post_init__(self) -> None:
+        check_choice("schedule", self.schedule, SCHEDULES)
+        if self.iterations is not None:
+            check_int("iterations", self.iterations, 1)
+        check_int("batch_size", self.batch_size, 1)
+        check_int("seed", self.seed, 0, 2**63 - 1)
+        check_range("target_r2", self.target_r2, -math.inf, 1)
+        check_range("time_budget", self.time_budget, 0)
+        for name in ("lr", "muon_lr", "gamma", "checkpoint_s"):
+            check_range(name, getattr(self, name), 0)
+
+    @property
+    def max_iterations(self) -> int | None:
+        if self.iterations is None and self.time_budget is None:
+            return SCHEDULES[self.schedule]
+        return self.iterations

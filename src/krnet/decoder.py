@@ -42,28 +42,32 @@ class BasicBlock(nn.Module):
         return F.leaky_relu(self.norm2(self.conv2(y)) + x, NEGATIVE_SLOPE)
 
 
+class Affine(nn.Module):
+    """A scale and a shift per channel: what remains of a norm that does not normalise."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = (-1, *[1] * (x.ndim - 2))
+        return x * self.weight.view(shape) + self.bias.view(shape)
+
+
 class Output(nn.Module):
-    """The last module: convolution (or FC), GroupNorm, Leaky-ReLU, and each sample's own amplitude.
+    """The last module: convolution (or linear layer), GroupNorm or plain scale and shift, Leaky-ReLU."""
 
-    A GroupNorm gives every sample the same mean and variance, which signed or uneven maps do not have. With
-    `amplitude` a linear layer reads from the FC hidden vector how far each channel departs from that, starting at
-    "not at all".
-    """
-
-    def __init__(self, layer: nn.Module, channels: int, d_hidden: int, amplitude: bool):
+    def __init__(self, layer: nn.Conv2d | nn.Linear, channels: int, last_norm: bool):
         super().__init__()
         self.layer = layer
-        self.norm = norm(channels)
-        self.amplitude = nn.Linear(d_hidden, 2 * channels, bias=False) if amplitude else None
-        if self.amplitude is not None:
-            nn.init.zeros_(self.amplitude.weight)
+        self.norm: nn.GroupNorm | Affine = norm(channels) if last_norm else Affine(channels)
+        if not last_norm:
+            # Inputs are about 1 in mean square: outputs should be, too, as a norm would have made them.
+            nn.init.normal_(layer.weight, std=layer.weight[0].numel() ** -0.5)
 
-    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
-        y = self.norm(self.layer(x))
-        if self.amplitude is not None:
-            scale, shift = self.amplitude(hidden).reshape(len(hidden), -1, *[1] * (y.ndim - 2)).chunk(2, dim=1)
-            y = y * (1 + scale) + shift
-        return F.leaky_relu(y, NEGATIVE_SLOPE)
+    def forward(self, x: Tensor) -> Tensor:
+        return F.leaky_relu(self.norm(self.layer(x)), NEGATIVE_SLOPE)
 
     @torch.no_grad()
     def start_from(self, mean: Tensor, std: Tensor) -> None:
@@ -80,8 +84,10 @@ class Decoder(nn.Module):
         self.fc0 = FCModule(d_in, config.d0)
         self.fc1 = FCModule(config.d0, c0 * config.start_size[0] * config.start_size[1])
         if config.vector:
-            self.before = self.deconv = self.after = nn.Identity()
-            last: nn.Module = nn.Linear(c0, c, bias=False)
+            self.before: nn.Module = nn.Identity()
+            self.deconv: nn.Module = nn.Identity()
+            self.after: nn.Module = nn.Identity()
+            last: nn.Conv2d | nn.Linear = nn.Linear(c0, c, bias=False)
         else:
             before, after = config.conv_before, config.conv_after
             self.before = nn.Sequential(*[BasicBlock(c0, before) for _ in range(4)])
@@ -94,12 +100,11 @@ class Decoder(nn.Module):
             )
             self.after = nn.Sequential(*[BasicBlock(c1, after) for _ in range(2)])
             last = convolution(c1, c, after)
-        self.output = Output(last, c, config.d0, config.amplitude)
+        self.output = Output(last, c, config.last_norm)
         self.vector = config.vector
 
     def forward(self, embedding: Tensor) -> Tensor:
-        hidden = self.fc0(embedding)
-        x = self.fc1(hidden)
+        x = self.fc1(self.fc0(embedding))
         if not self.vector:
             x = self.after(self.deconv(self.before(x.unflatten(1, self.start_shape))))
-        return self.output(x, hidden)
+        return self.output(x)

@@ -43,17 +43,17 @@ class GroupTable:
         rank[by_class] = torch.arange(num_samples) - first[index[by_class]]
         groups_of_class = -(-counts // group_size)
         first_group = torch.cumsum(groups_of_class, 0) - groups_of_class
-        return cls(
-            first_group[index] + rank // group_size, rank % group_size, int(groups_of_class.sum()), group_size
-        )
+        return cls(first_group[index] + rank // group_size, rank % group_size, int(groups_of_class.sum()), group_size)
+
+    def counts(self) -> list[int]:
+        """Samples in each group."""
+        return torch.bincount(self.group, minlength=self.num_groups).tolist()
 
 
 def class_index(labels: Tensor) -> tuple[Tensor, Tensor]:
     """Labels (N,) -> (class number of each sample, samples per class), classes in order of first appearance."""
     _, inverse, counts = torch.unique(labels, return_inverse=True, return_counts=True)
-    first = torch.full((len(counts),), len(labels)).scatter_reduce(
-        0, inverse, torch.arange(len(labels)), "amin"
-    )
+    first = torch.full((len(counts),), len(labels)).scatter_reduce(0, inverse, torch.arange(len(labels)), "amin")
     order = torch.argsort(first)
     place = torch.empty_like(order)
     place[order] = torch.arange(len(order))

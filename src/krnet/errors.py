@@ -83,6 +83,10 @@ class ProbeError(RecordingError):
     """The decoded probe samples differ from those decoded when the file was written."""
 
 
+class FidelityError(RecordingError):
+    """Replays are further from the features than the file says."""
+
+
 class UnknownSampleError(RecordingError, IndexError):
     """A sample ID outside the recording."""
 

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from krnet.parallel import tf32
+
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # the quintic of the reference implementation
 STEPS = 5
 
@@ -48,6 +50,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum})
 
     @torch.no_grad()
+    @tf32(True)
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for p in group["params"]:

@@ -1,0 +1,243 @@
+"""The calls a user makes: record, open, verify.
+
+features, labels -> record -> OUT.krn -> open -> Recording
+                                      -> verify -> report, or the error that says what is wrong
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import asdict, fields
+from importlib.metadata import PackageNotFoundError, version
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from krnet import archive
+from krnet.config import FitConfig, from_dict, unknown_setting
+from krnet.errors import FeatureError, FidelityError, InputError, NonFiniteLossError, ProbeError, ResumeError
+from krnet.features import FeatureSource, check_labels, open_features
+from krnet.metrics import fidelity
+from krnet.parallel import pick_device
+from krnet.recorders import krnet as _krnet  # noqa: F401  registers itself
+from krnet.recorders.base import Content, Job, Recorder, choose
+from krnet.replay import Recording
+from krnet.samples import Samples
+from krnet.scan import normalise, scan
+from krnet.training import Status
+
+AnyPath = str | os.PathLike[str]
+PROBE_SAMPLES = 8
+PROBE_VALUES = 64  # per sample, evenly spaced: 2 KB in all, enough to notice a wrong decoder
+PROBE_TOLERANCE = 1e-4  # of the largest value; devices and thread counts differ by about 1e-6
+
+
+def record(
+    features: Any,
+    labels: Any = None,
+    *,
+    recorder: str = "krnet",
+    preset: str | None = None,
+    iterations: int | None = None,
+    target_r2: float | None = None,
+    time_budget: float | None = None,
+    resume: bool = False,
+    out: AnyPath | None = None,
+    seed: int = 0,
+    device: str | None = None,
+    head: nn.Module | None = None,
+    key: str | None = None,
+    watch: Callable[[Status, float], None] | None = None,
+    **settings: Any,
+) -> Recording:
+    """Record features so that any sample can be replayed by its ID.
+
+    features   tensor, array, memmap, path (.npy .npz .safetensors .h5 .zarr) or anything with len() and [i]
+    labels     one integer a sample; samples of a class then share their group vectors
+    out        file to write; by default a temporary one that lives as long as the Recording
+    resume     go on from a checkpoint beside `out`; a finished file is returned at once
+    head       a frozen module to see the features through (L_kr2, weight `gamma`)
+    key        which array of a file that holds several
+    watch      called with (Status, R2 of the latest batches) while fitting
+
+    Other settings are those of FitConfig (batch_size, schedule, lr, ...) and of the recorder (d0, c0, ...).
+    """
+    chosen = choose(recorder)
+    fit_names = {f.name for f in fields(FitConfig)}
+    for name in settings:
+        if name not in fit_names | chosen.setting_names:
+            raise unknown_setting(name, fit_names | chosen.setting_names)
+    stops = {"iterations": iterations, "target_r2": target_r2, "time_budget": time_budget}
+    given = {name: value for name, value in settings.items() if name in fit_names}
+    fit = from_dict(FitConfig, {**stops, "seed": seed, "device": device, **given})
+
+    keep, path = _destination(out)
+    source = open_features(features, key=key)
+    if resume and path.exists():
+        return _finished(path, source, chosen, fit)
+    samples = Samples(len(source), source.shape, check_labels(labels, len(source)))
+    stats = scan(source)
+    job = Job(
+        source=source,
+        samples=samples,
+        stats=stats,
+        fit=fit,
+        device=pick_device(fit.device),
+        preset=preset,
+        settings={name: value for name, value in settings.items() if name not in fit_names},
+        head=head,
+        checkpoint=None if out is None else _checkpoint_path(path),
+        resume=resume,
+        watch=watch,
+    )
+    content = chosen.fit(job)
+    tensors, metadata = describe(job, chosen, content)
+    archive.write(path, tensors, metadata)
+    _checkpoint_path(path).unlink(missing_ok=True)
+    return Recording(archive.open_archive(path), job.device, keep=keep)
+
+
+def open(path: AnyPath, device: str | torch.device | None = "cpu") -> Recording:
+    """Open a recording file; device None takes the GPU where there is one."""
+    return Recording(archive.open_archive(path), pick_device(device))
+
+
+def verify(path: AnyPath, against: Any = None, *, device: str | None = "cpu", key: str | None = None) -> dict[str, Any]:
+    """Check structure, every checksum and the stored probe; given the features, the error as well."""
+    recording = open(path, device)
+    kept = archive.open_archive(path)
+    kept.verify()
+    ids, expected = kept.tensor("probe.ids"), kept.tensor("probe.values")
+    found = _probe(recording.replay(ids)).cpu()
+    difference = (found - expected).abs().max().item()
+    limit = PROBE_TOLERANCE * max(expected.abs().max().item(), torch.finfo(torch.float32).tiny)
+    if not difference <= limit:
+        raise ProbeError(
+            f"{path}: decoded probe samples differ by {difference:.3g} from those decoded when it was written; "
+            f"expected at most {limit:.3g}. Try another device or torch version, and record again if that fails too"
+        )
+    report: dict[str, Any] = {
+        "path": str(path), "ok": True, "bytes": kept.nbytes, "tensors": len(kept.names),
+        "probe_error": difference, "mse": None, "r2": None, "same_features": None,
+    }  # fmt: skip
+    if against is None:
+        return report
+    source = open_features(against, key=key)
+    if (len(source), source.shape) != (len(recording), recording.shape):
+        raise FeatureError(
+            f"{source.name}: {len(source)} samples of {source.shape}; {path} holds {len(recording)} of "
+            f"{recording.shape}. Give the features it was recorded from"
+        )
+    stats = scan(source)
+    measured = fidelity(recording.replay, source, stats)
+    same = stats.digest == kept.metadata["features"]
+    stored = kept.metadata["metrics"]["mse"]
+    if same and abs(measured.mse - stored) > 0.01 * stored + 1e-9:
+        raise FidelityError(
+            f"{path}: MSE {measured.mse:.3g} on the features it was recorded from; expected {stored:.3g}, as it "
+            f"was when recorded. Record again"
+        )
+    return {**report, "mse": measured.mse, "r2": measured.r2, "same_features": same}
+
+
+def describe(job: Job, recorder: Recorder, content: Content) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Measure a fitted recorder as it will be replayed, and say all that the file should."""
+    replayer = recorder.replay(job.samples, content.settings, content, job.device)
+    measured = fidelity(replayer.decode, job.source, job.stats)
+    if not isfinite(measured.mse):
+        raise NonFiniteLossError("the fitted recorder decodes to NaN or infinity; nothing was written. Lower lr")
+    probe = torch.linspace(0, job.samples.num_samples - 1, PROBE_SAMPLES).round().long().unique()
+    metrics = {"mse": measured.mse, "r2": measured.r2, "zero_ratio": job.stats.zero_ratio}
+    if job.device.type == "cuda":
+        exact, fast = (
+            normalise(replayer.decode(probe, fast=f), job.stats.low, job.stats.high, clamp=False) for f in (False, True)
+        )
+        metrics["fast_extra_mse"] = (exact - fast).square().mean().item()
+    sample_metadata, sample_tensors = job.samples.describe()
+    tensors = {
+        **content.tensors,
+        **sample_tensors,
+        "probe.ids": probe,
+        "probe.values": _probe(replayer.decode(probe)),
+    }
+    metadata = {
+        "kind": "recording",
+        "recorder": recorder.name,
+        **sample_metadata,
+        "features": job.stats.digest,
+        "feature_bytes": job.source.nbytes,
+        "feature_dtype": str(job.source.dtype).removeprefix("torch."),
+        "settings": content.settings,
+        "fit": {**asdict(job.fit), "preset": job.preset, "head": job.head is not None},
+        "metrics": metrics,
+        "iterations": content.iterations,
+        "stopped_by": content.stopped_by,
+        "times": {
+            "fit_seconds": content.seconds,
+            "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        },
+        "versions": {"krnet": _version(), "torch": torch.__version__},
+    }
+    return tensors, metadata
+
+
+def _probe(decoded: Tensor) -> Tensor:
+    """A few values of each sample, evenly spaced."""
+    flat = decoded.reshape(len(decoded), -1)
+    return flat[:, torch.linspace(0, flat.shape[1] - 1, PROBE_VALUES).round().long().unique()].contiguous()
+
+
+def _destination(out: AnyPath | None) -> tuple[object, Path]:
+    """Where the file goes, found wanting before any work is done; and what holds a temporary one."""
+    if out is not None:
+        path = Path(out)
+        if not path.parent.is_dir():
+            raise InputError(f"{path}: no folder {path.parent}; create it or choose another place")
+        if path.is_dir():
+            raise InputError(f"{path}: is a folder; expected the name of a file to write")
+        return None, path
+    folder = tempfile.mkdtemp(prefix="krnet-")
+
+    class Keeper:
+        """Dies with the last Recording that uses the file."""
+
+    keeper = Keeper()
+    weakref.finalize(keeper, _remove_folder, folder, os.getpid())
+    return keeper, Path(folder) / "recording.krn"
+
+
+def _remove_folder(folder: str, owner: int) -> None:
+    # A forked worker has the keeper, too, and must leave its parent's file alone.
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _checkpoint_path(path: Path) -> Path:
+    return path.with_name(path.name + ".ckpt")
+
+
+def _finished(path: Path, source: FeatureSource, recorder: Recorder, fit: FitConfig) -> Recording:
+    recording = open(path, pick_device(fit.device))
+    found = (recording.info()["recorder"], len(recording), recording.shape)
+    expected = (recorder.name, len(source), source.shape)
+    if found != expected:
+        raise ResumeError(
+            f"{path}: a finished recording (recorder, samples, shape) {found}; these features need {expected}. "
+            f"Choose another output, or record without resume to replace it"
+        )
+    return recording
+
+
+def _version() -> str:
+    try:
+        return version("krnet")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,89 @@
+"""Which samples come when, and their values on the device.
+
+    iteration -> Feed.batch -> ids (B,), values (B, *shape)
+
+The order is a function of seed and iteration alone, so a resumed fit sees what an uninterrupted one would.
+Features that lie in memory, or fit on the GPU, are gathered there; others are read from where they lie, a few
+batches ahead, in runs of neighbours long enough for a disk.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from krnet.features import FeatureSource
+from krnet.parallel import free_bytes
+
+RUN_BYTES = 256 << 10  # a disk reads this much in about the time it takes to seek
+AHEAD = 2
+
+
+class Feed:
+    def __init__(self, source: FeatureSource, batch_size: int, seed: int, device: torch.device):
+        self.source, self.device, self.seed = source, device, seed
+        self.num_samples = len(source)
+        self.batch_size = min(batch_size, self.num_samples)
+        self.values = self._resident()
+        # Neighbours in a batch are a little worse to learn from, hence eight runs a batch at the least.
+        run = -(-RUN_BYTES // source.sample_bytes)
+        self.run = 1 if self.values is not None else max(1, min(run, self.batch_size // 8))
+        self._epoch = lru_cache(maxsize=2)(self._shuffle)
+        self._pool = ThreadPoolExecutor(1) if self.values is None else None
+        self._waiting: deque[tuple[int, Future[tuple[Tensor, Tensor]]]] = deque()
+
+    def _resident(self) -> Tensor | None:
+        if self.device.type == "cpu":
+            kept = self.source.resident
+            return kept if kept is not None and kept.device.type == "cpu" else None
+        if self.source.nbytes > free_bytes(self.device) // 2:
+            return None
+        values = torch.empty((len(self.source), *self.source.shape), dtype=self.source.dtype, device=self.device)
+        step = max(1, (64 << 20) // self.source.sample_bytes)
+        for ids in torch.arange(len(self.source)).split(step):
+            values[ids[0] : ids[-1] + 1] = self.source.read(ids).to(self.device)
+        return values
+
+    def _shuffle(self, epoch: int) -> Tensor:
+        """All IDs once, runs of neighbours kept together."""
+        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) % 2**63)
+        if self.run == 1:
+            return torch.randperm(self.num_samples, generator=generator)
+        runs = torch.randperm(-(-self.num_samples // self.run), generator=generator)
+        ids = (runs[:, None] * self.run + torch.arange(self.run)).flatten()
+        return ids[ids < self.num_samples]
+
+    def ids(self, iteration: int) -> Tensor:
+        """Epochs laid end to end and cut into batches."""
+        begin = iteration * self.batch_size
+        parts, need = [], self.batch_size
+        while need:
+            epoch, offset = divmod(begin, self.num_samples)
+            parts.append(self._epoch(epoch)[offset : offset + need])
+            begin, need = begin + len(parts[-1]), need - len(parts[-1])
+        return torch.cat(parts)
+
+    def batch(self, iteration: int) -> tuple[Tensor, Tensor]:
+        if self.values is not None:
+            ids = self.ids(iteration).to(self.device, non_blocking=True)
+            return ids, self.values.index_select(0, ids)
+        while self._waiting and self._waiting[0][0] != iteration:
+            self._waiting.popleft()
+        assert self._pool is not None
+        for ahead in range(iteration + len(self._waiting), iteration + AHEAD + 1):
+            self._waiting.append((ahead, self._pool.submit(self._read, ahead)))
+        ids, values = self._waiting.popleft()[1].result()
+        return ids.to(self.device), values.to(self.device, non_blocking=True)
+
+    def _read(self, iteration: int) -> tuple[Tensor, Tensor]:
+        ids = self.ids(iteration)
+        values = self.source.read(ids)
+        return ids, values.pin_memory() if self.device.type == "cuda" else values
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)

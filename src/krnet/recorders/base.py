@@ -1,0 +1,117 @@
+"""The contract of a way to store features, and the registry of all of them.
+
+    Job (features, labels, settings) -> Recorder.fit    -> Content (tensors, settings)   what the file holds
+    Content or an opened file        -> Recorder.replay -> Replayer: ids (B,) -> features (B, *shape)
+
+A recorder knows nothing of files: `tensor(name, shape=..., dtype=...)` reads from a Content before it is saved and
+from an Archive afterwards, so that what is measured is what is stored.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from krnet.config import FitConfig, check_choice
+from krnet.errors import MissingTensorError, TensorShapeError, UnknownRecorderError
+from krnet.features import FeatureSource
+from krnet.samples import Samples
+from krnet.scan import FeatureStats
+from krnet.training import Status
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything a recorder may need to fit."""
+
+    source: FeatureSource
+    samples: Samples
+    stats: FeatureStats
+    fit: FitConfig
+    device: torch.device
+    preset: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The recorder's own settings, as given by the caller."""
+    head: nn.Module | None = None
+    checkpoint: Path | None = None
+    resume: bool = False
+    watch: Callable[[Status, float], None] | None = None
+    """Told the state of the fit and the R2 of the latest batches."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a recorder stores."""
+
+    tensors: dict[str, Tensor]
+    settings: dict[str, Any]
+    """Plain JSON values: all that `replay` needs beside the tensors."""
+    iterations: int = 0
+    seconds: float = 0.0
+    stopped_by: str = "done"
+
+    def tensor(self, name: str, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        if name not in self.tensors:
+            raise MissingTensorError(f"no tensor {name!r} among {', '.join(self.tensors)}")
+        found = self.tensors[name]
+        if (shape is not None and tuple(shape) != tuple(found.shape)) or dtype not in (None, found.dtype):
+            raise TensorShapeError(f"tensor {name!r} is {found.dtype} {tuple(found.shape)}; expected {dtype} {shape}")
+        return found
+
+
+class TensorStore(Protocol):
+    """A Content or an Archive."""
+
+    def tensor(self, name: str, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Tensor: ...
+
+
+class Replayer(ABC):
+    """Reads samples back."""
+
+    @abstractmethod
+    def decode(self, ids: Tensor, *, fast: bool = False) -> Tensor:
+        """ids (B,) int64 on the CPU -> float32 features (B, *shape) in the original scale, on the device."""
+
+
+class Recorder(ABC):
+    name: ClassVar[str]
+    setting_names: ClassVar[frozenset[str]] = frozenset()
+    """Settings of its own that a caller may give."""
+
+    @abstractmethod
+    def fit(self, job: Job) -> Content: ...
+
+    @abstractmethod
+    def replay(
+        self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device
+    ) -> Replayer: ...
+
+
+_REGISTRY: dict[str, Recorder] = {}
+
+
+def register(cls: type[Recorder]) -> type[Recorder]:
+    assert cls.name not in _REGISTRY, f"two recorders are called {cls.name}"
+    _REGISTRY[cls.name] = cls()
+    return cls
+
+
+def choose(name: str) -> Recorder:
+    """A recorder by the name a caller gives."""
+    check_choice("recorder", name, sorted(_REGISTRY))
+    return _REGISTRY[name]
+
+
+def written_by(name: object, path: object) -> Recorder:
+    """A recorder by the name a file gives."""
+    if not isinstance(name, str) or name not in _REGISTRY:
+        raise UnknownRecorderError(
+            f"{path}: written by recorder {name!r}; this krnet has {', '.join(sorted(_REGISTRY))}. Upgrade krnet"
+        )
+    return _REGISTRY[name]

@@ -1,0 +1,231 @@
+"""Recording: sample IDs in, feature batches out.
+
+rec[5], rec[2:9], rec[[5, 3]], rec[mask] -> float32 features in the original scale, in the order asked
+rec.dataset() for a DataLoader, rec.loader(256) for batches on the device
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from krnet import archive
+from krnet.config import check_choice
+from krnet.errors import InputError, NotARecordingError, UnknownSampleError
+from krnet.parallel import pick_device
+from krnet.recorders.base import Replayer, written_by
+from krnet.samples import LABELS, Samples
+from krnet.scan import normalise
+
+PRECISIONS = ("exact", "fast")
+CHUNK_BYTES = 64 << 20  # of decoded features: bounds what a large request needs beside its result
+
+
+class Recording:
+    """N features, replayed by ID. Opening reads the header; weights are read, and checked, on first use."""
+
+    def __init__(self, kept: archive.Archive, device: torch.device, precision: str = "exact", keep: object = None):
+        """`keep` is held as long as the recording: what a temporary file goes with."""
+        self._archive = kept
+        self._keep = keep
+        self.device = device
+        self.precision = precision
+        if kept.metadata.get("kind") != "recording":
+            raise NotARecordingError(
+                f"{kept.path}: holds a {kept.metadata.get('kind')!r:.40}; expected a finished recording. "
+                f"A checkpoint is taken up again by recording with resume"
+            )
+        self._recorder = written_by(kept.metadata.get("recorder"), kept.path)
+        self._samples = Samples.recall(kept.metadata, kept.nbytes, self._read_labels, kept.path)
+        self._replayer: Replayer | None = None
+
+    def _read_labels(self) -> Tensor | None:
+        return self._archive.tensor(LABELS) if LABELS in self._archive.names else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Workers read the weights themselves: cheaper than sending them, and nothing on a GPU is sent.
+        return {**self.__dict__, "_replayer": None, "_keep": None}
+
+    @property
+    def path(self) -> Path:
+        return self._archive.path
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the file, all-in."""
+        return self._archive.nbytes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        return self._samples.shape
+
+    @property
+    def labels(self) -> Tensor | None:
+        """(N,) int64 by sample ID; None if recorded without."""
+        labels = self._samples.labels
+        return None if labels is None else labels.clone()
+
+    def __len__(self) -> int:
+        return self._samples.num_samples
+
+    def __repr__(self) -> str:
+        return f"Recording({str(self.path)!r}: {len(self)} samples of {self.shape}, {self.nbytes} bytes)"
+
+    def to(self, device: str | torch.device, precision: str | None = None) -> Recording:
+        """The same recording on another device, or in the other precision (exact or fast)."""
+        check_choice("precision", precision or self.precision, PRECISIONS)
+        return Recording(self._archive, pick_device(device), precision or self.precision, self._keep)
+
+    def __getitem__(self, which: Any) -> Tensor:
+        """Features by ID: a number gives one sample; a slice, list, mask or tensor gives a batch in its order."""
+        ids = self._ids(which)
+        values = self.replay(ids.reshape(-1))
+        return values.reshape(*ids.shape, *self.shape)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for i in range(len(self)):
+            yield self[i]
+
+    def replay(self, ids: Tensor, precision: str | None = None) -> Tensor:
+        """ids (B,) int64, all in range -> float32 (B, *shape) on the recording's device."""
+        precision = precision or self.precision
+        check_choice("precision", precision, PRECISIONS)
+        sample_bytes = 4 * max(1, torch.Size(self.shape).numel())
+        step = max(1, min(4096, CHUNK_BYTES // sample_bytes))
+        result = torch.empty((len(ids), *self.shape), device=self.device)
+        replayer = self._load()
+        for start in range(0, len(ids), step):
+            result[start : start + step] = replayer.decode(ids[start : start + step], fast=precision == "fast")
+        return result
+
+    def _load(self) -> Replayer:
+        if self._replayer is None:
+            settings = self._archive.metadata.get("settings")
+            if not isinstance(settings, dict):
+                raise NotARecordingError(f"{self.path}: no settings; restore the file from a copy")
+            self._replayer = self._recorder.replay(self._samples, settings, self._archive, self.device)
+        return self._replayer
+
+    def _ids(self, which: Any) -> Tensor:
+        """Any index -> IDs 0 .. N-1, negative ones counted from the end."""
+        n = len(self)
+        if isinstance(which, slice):
+            return torch.arange(n)[which] if (which.step or 1) > 0 else torch.tensor(range(n)[which])
+        try:
+            ids = torch.as_tensor(which).cpu()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UnknownSampleError(f"{self.path}: {which!r:.99} is not an index of samples") from error
+        if ids.numel() == 0:
+            ids = ids.long()
+        if ids.dtype == torch.bool:
+            if ids.shape != (n,):
+                raise UnknownSampleError(f"{self.path}: a mask of shape {tuple(ids.shape)}; expected ({n},)")
+            return ids.nonzero().squeeze(1)
+        if ids.is_floating_point() or ids.is_complex():
+            raise UnknownSampleError(f"{self.path}: sample IDs are {ids.dtype}; expected whole numbers")
+        ids = ids.long()
+        bad = ids[(ids < -n) | (ids >= n)]
+        if len(bad.reshape(-1)):
+            raise UnknownSampleError(f"{self.path}: no sample ID {int(bad.reshape(-1)[0])}; this file holds 0..{n - 1}")
+        return torch.where(ids < 0, ids + n, ids)
+
+    def info(self) -> dict[str, Any]:
+        """What the recording is and how good: plain values, as `krnet info --json` prints them."""
+        kept = self._archive.metadata
+        metrics = kept["metrics"]
+        info = {
+            "num_samples": len(self),
+            "shape": list(self.shape),
+            "recorder": self._recorder.name,
+            "bytes": self.nbytes,
+            "bytes_per_sample": self.nbytes / len(self),
+            "bits_per_value": 8 * self.nbytes / (len(self) * max(1, torch.Size(self.shape).numel())),
+            "mse": metrics["mse"],
+            "r2": metrics["r2"],
+            "zero_ratio": metrics["zero_ratio"],
+            "fit_seconds": kept["times"]["fit_seconds"],
+            "feature_bytes": kept["feature_bytes"],
+            "compression_ratio": kept["feature_bytes"] / self.nbytes,
+            "num_classes": None if kept["classes"] is None else len(kept["classes"]),
+            "iterations": kept["iterations"],
+            "stopped_by": kept["stopped_by"],
+            "fast_extra_mse": self._fast_extra_mse(),
+            "settings": kept["settings"],
+            "fit": kept["fit"],
+            "versions": kept["versions"],
+        }
+        return info
+
+    def _fast_extra_mse(self) -> float | None:
+        """What `fast` adds to the normalised MSE: stored if measured when recorded, else measured now on a GPU."""
+        stored = self._archive.metadata["metrics"].get("fast_extra_mse")
+        if stored is not None or self.device.type == "cpu":
+            return stored
+        ids = torch.linspace(0, len(self) - 1, min(256, len(self))).long()
+        low, high = self._archive.tensor("low"), self._archive.tensor("high")
+        exact, fast = (normalise(self.replay(ids, p), low, high, clamp=False) for p in PRECISIONS)
+        return (exact - fast).square().mean().item()
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Copy the file, once all of it has been checked."""
+        self._archive.verify()
+        with archive.atomic_write(path) as target, self.path.open("rb") as file:
+            shutil.copyfileobj(file, target)
+        return Path(path)
+
+    def dataset(self) -> RecordingDataset:
+        """A torch Dataset of (feature, label) on the CPU, for a DataLoader with any number of workers."""
+        return RecordingDataset(self)
+
+    def loader(self, batch_size: int, shuffle: bool = False, seed: int = 0) -> Loader:
+        """Batches of (features, labels) on the recording's device; every pass is shuffled anew, the same each run."""
+        return Loader(self, batch_size, shuffle, seed)
+
+
+class RecordingDataset(Dataset[tuple[Tensor, Tensor]]):
+    """(feature, label) by ID; label -1 where the recording has none."""
+
+    def __init__(self, recording: Recording):
+        self.recording = recording.to("cpu")
+        labels = recording.labels
+        self.labels = torch.full((len(recording),), -1) if labels is None else labels
+
+    def __len__(self) -> int:
+        return len(self.recording)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.recording[index], self.labels[index]
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, Tensor]]:
+        # Asked for by a DataLoader: one decoding for the whole batch.
+        return list(zip(self.recording[indices], self.labels[indices], strict=True))
+
+
+class Loader:
+    def __init__(self, recording: Recording, batch_size: int, shuffle: bool, seed: int):
+        if batch_size < 1:
+            raise InputError(f"batch_size is {batch_size}; expected at least 1")
+        self.recording, self.batch_size, self.shuffle, self.seed = recording, batch_size, shuffle, seed
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return -(-len(self.recording) // self.batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        ids = torch.arange(len(self.recording))
+        if self.shuffle:
+            generator = torch.Generator().manual_seed((self.seed * 1_000_003 + self.epoch) % 2**63)
+            ids = ids[torch.randperm(len(ids), generator=generator)]
+        self.epoch += 1
+        labels = self.recording.labels
+        for part in ids.split(self.batch_size):
+            chosen = torch.full_like(part, -1) if labels is None else labels[part]
+            yield self.recording.replay(part), chosen.to(self.recording.device)

@@ -1,0 +1,91 @@
+"""Which samples a recording holds: their number, shape and labels, and how a file says so.
+
+Samples --describe--> metadata (num_samples, shape, classes) + tensor `labels` where runs do not say it
+        <--recall----
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from krnet.embedding import class_index
+from krnet.errors import NotARecordingError, OversizedRecordingError
+
+LABELS = "labels"
+# No recorder needs less than an eighth of a bit for a sample; a header that claims more samples is lying.
+SAMPLES_PER_BYTE = 64
+
+
+@dataclass(frozen=True)
+class Samples:
+    num_samples: int
+    shape: tuple[int, ...]
+    """Shape of one sample."""
+    labels: Tensor | None
+    """(N,) int64, by sample ID."""
+
+    def class_counts(self) -> list[int]:
+        """Samples per class, classes in order of first appearance; without labels all are one class."""
+        return [self.num_samples] if self.labels is None else class_index(self.labels)[1].tolist()
+
+    def describe(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        metadata: dict[str, Any] = {
+            "num_samples": self.num_samples,
+            "shape": list(self.shape),
+            "classes": None,
+        }
+        if self.labels is None:
+            return metadata, {}
+        index, counts = class_index(self.labels)
+        names = torch.empty_like(counts).scatter_(0, index, self.labels)
+        metadata["classes"] = [list(pair) for pair in zip(names.tolist(), counts.tolist(), strict=True)]
+        # Samples that come class by class need no more than the class table.
+        if torch.equal(index, torch.repeat_interleave(torch.arange(len(counts)), counts)):
+            return metadata, {}
+        fits = next(t for t in (torch.uint8, torch.int16, torch.int32) if len(counts) <= torch.iinfo(t).max + 1)
+        return metadata, {LABELS: index.to(fits)}
+
+    @classmethod
+    def recall(
+        cls, metadata: dict[str, Any], file_bytes: int, read: Callable[[], Tensor | None], path: object
+    ) -> Samples:
+        """`read()` gives the tensor `labels`, or None where the file has none."""
+        num_samples, shape, classes = (metadata.get(name) for name in ("num_samples", "shape", "classes"))
+        shape = shape if isinstance(shape, list) else None
+        if num_samples is None or shape is None or not all(map(_is_count, [num_samples, *shape])):
+            raise NotARecordingError(
+                f"{path}: num_samples {num_samples!r:.99} and shape {shape!r:.99}; expected positive numbers. "
+                f"Is this a checkpoint? Only a finished recording can be opened"
+            )
+        if num_samples > file_bytes * SAMPLES_PER_BYTE:
+            raise OversizedRecordingError(
+                f"{path}: claims {num_samples} samples in {file_bytes} bytes; expected at most "
+                f"{SAMPLES_PER_BYTE} a byte. Restore the file from a copy, or record again"
+            )
+        if classes is None:
+            return cls(num_samples, tuple(shape), None)
+        try:
+            names = torch.tensor([label for label, _ in classes], dtype=torch.int64)
+            counts = [count for _, count in classes]
+            if not all(map(_is_count, counts)) or sum(counts) != num_samples:
+                raise ValueError("its counts do not add up to the number of samples")
+            index = read()
+            if index is None:
+                index = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+            index = index.long()
+            if index.shape != (num_samples,) or torch.bincount(index, minlength=len(counts)).tolist() != counts:
+                raise ValueError("the labels are not those it counts")
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise NotARecordingError(
+                f"{path}: the class table is wrong: {error}. Restore the file from a copy, or record again"
+            ) from error
+        return cls(num_samples, tuple(shape), names[index])
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**48

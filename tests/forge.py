@@ -1,0 +1,37 @@
+"""Forge recordings whose checksums are right and whose content is not, to test the checks behind them.
+
+    rewrite_header(path, lambda header: header["weights"].update(shape=[10**9]))
+
+Spelled out here rather than with krnet.archive's own functions, so that the tests also check docs/format.md.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+
+def read_header(path: Path) -> tuple[str, bytes]:
+    """The header as text, and the data section."""
+    content = path.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    return content[8:end].decode(), content[end:]
+
+
+def rewrite_header(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    """Let `edit` change the parsed header in place, then write it back with a correct checksum."""
+    header = json.loads(read_header(path)[0])
+    edit(header)
+    rewrite_header_text(path, json.dumps(header, separators=(",", ":")))
+
+
+def rewrite_header_text(path: Path, text: str) -> None:
+    """Put `text` in place of the header, as it is but for padding, length and checksum."""
+    data = read_header(path)[1]
+    zeroed = re.sub(r'"checksum":"[0-9a-f]{32}"', f'"checksum":"{"0" * 32}"', text, count=1).encode()
+    zeroed += b" " * (-(8 + len(zeroed)) % 8)
+    head = len(zeroed).to_bytes(8, "little") + zeroed
+    checksum = blake2b(head, digest_size=16).hexdigest().encode()
+    path.write_bytes(head.replace(b"0" * 32, checksum, 1) + data)
