@@ -3,9 +3,8 @@
     momentum (r, c) -> orthogonalise -> step of the size that Adam would take
 
 Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024); the step size is matched to Adam's
-as in Liu et al., "Muon is scalable for LLM training" (2025). torch.optim.Muon multiplies in bfloat16 on every
-device, which some CPUs advertise and cannot run, and iterates on the whole matrix: for the 32768 x 1024 layer of the
-`cifar100` preset the iteration on its Gram matrix below does the same in a quarter of the arithmetic.
+as in Liu et al., "Muon is scalable for LLM training" (2025). Not torch.optim.Muon, which takes no convolutions and
+multiplies in bfloat16 on every device: some CPUs advertise that and crash on it.
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from krnet.parallel import tf32
-
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # the quintic of the reference implementation
 STEPS = 5
 
@@ -25,22 +22,18 @@ STEPS = 5
 def orthogonalise(matrix: Tensor) -> Tensor:
     """U V^T of a matrix U S V^T, singular values brought to about 0.7 .. 1.2.
 
-    Newton-Schulz multiplies X by a polynomial of X^T X; all of it but the first and the last product can be done on
-    the small side: X -> X Q with Q = P_1 P_2 ..., P_k a polynomial of G_k = (X P_1 .. P_k-1)^T (X P_1 .. P_k-1).
+    Iterating on the small Gram matrix alone would save three quarters of the products, and fails: rounding (tf32)
+    makes its smallest eigenvalues negative, and each step multiplies those by twelve.
     """
-    tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
-    wide_dtype = torch.bfloat16 if tall.is_cuda else torch.float32
-    x = (tall / (torch.linalg.vector_norm(tall) + 1e-12)).to(wide_dtype)
-    gram = (x.T @ x).float()
+    wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+    x = wide.to(torch.bfloat16 if matrix.is_cuda else torch.float32)
+    x = x / (torch.linalg.vector_norm(x) + 1e-12)
     a, b, c = COEFFICIENTS
-    identity = torch.eye(gram.shape[0], device=gram.device)
-    product = identity
     for _ in range(STEPS):
-        factor = a * identity + b * gram + c * (gram @ gram)
-        product = product @ factor
-        gram = factor @ gram @ factor
-    result = (x @ product.to(wide_dtype)).float()
-    return result if tall is matrix else result.T
+        gram = x @ x.T
+        x = a * x + (b * gram + c * (gram @ gram)) @ x
+    result = x if wide is matrix else x.T
+    return result.to(matrix.dtype)
 
 
 class Muon(torch.optim.Optimizer):
@@ -50,7 +43,6 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum})
 
     @torch.no_grad()
-    @tf32(True)
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for p in group["params"]:
