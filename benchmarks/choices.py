@@ -1,0 +1,81 @@
+"""What each choice of docs/choices.md is worth: the same short fit with one thing changed at a time.
+
+    runs/base/features.npy (the first 500 maps) -> 250 iterations per variant -> R2 -> ledger, table
+
+Runs on a CPU in about five minutes; seconds are comparable within one run only.
+
+    python benchmarks/cifar100_base.py --data-dir DIR --network network.safetensors --limit 1000 --out runs/base
+    python benchmarks/choices.py runs/base
+"""
+
+import argparse
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import torch
+import torch.nn as nn
+
+import krnet
+from krnet import decoder, ledger
+from krnet.recorders import krnet as recorder
+
+muon_and_adam = recorder.optimizers_for
+
+
+def muon_on_fc_only(net, fit, cuda):
+    adam, muon = muon_and_adam(net, fit, cuda)
+    linear = [m.weight for m in net.modules() if isinstance(m, nn.Linear)]
+    rest = [p for p in net.parameters() if not any(p is q for q in linear)]
+    return [type(adam)(rest, lr=fit.lr), type(muon)(linear, lr=fit.muon_lr)]
+
+
+def adam_only(net, fit, cuda):
+    return [torch.optim.Adam(net.parameters(), lr=fit.lr)]
+
+
+VARIANTS = {
+    "default": ({}, {}),
+    "last norm kept, as in the paper": ({"last_norm": True}, {}),
+    "all convolutions depthwise": ({"conv_after": "depthwise"}, {}),
+    "all convolutions full": ({"conv_before": "full"}, {}),
+    "last module not started from the data": ({}, {(decoder.Output, "start_from"): lambda *a: None}),
+    "Muon on the FC layers only": ({}, {(recorder, "optimizers_for"): muon_on_fc_only}),
+    "Adam only, same schedule": ({}, {(recorder, "optimizers_for"): adam_only}),
+    "Adam only, paper's schedule": ({"schedule": "paper"}, {}),
+}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("base", type=Path, help="folder written by cifar100_base.py")
+    parser.add_argument("--samples", type=int, default=500)
+    parser.add_argument("--iterations", type=int, default=250)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    features = np.load(args.base / "features.npy", mmap_mode="r")[: args.samples]
+    labels = np.load(args.base / "labels.npy")[: args.samples]
+    for name, (settings, patches) in VARIANTS.items():
+        with ExitStack() as stack:
+            for (target, attribute), value in patches.items():
+                stack.enter_context(patch.object(target, attribute, value))
+            started = time.perf_counter()
+            recording = krnet.record(features, labels, iterations=args.iterations, seed=args.seed, **settings)
+        info = recording.info()
+        metrics = {key: info[key] for key in ("mse", "r2", "bytes", "fit_seconds")}
+        ledger.append(
+            "choices-small",
+            settings={"variant": name, "samples": args.samples, "iterations": args.iterations, **settings},
+            metrics=metrics,
+            seconds=time.perf_counter() - started,
+            seed=args.seed,
+            class_order="lucir1993",
+            files=[recording.path],
+        )
+        print(f"{name:40s} R2 {info['r2']:.3f}  {info['bytes'] / 1e6:.2f} MB  {info['fit_seconds']:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
