@@ -31,9 +31,10 @@ def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
         raise SettingError(f"{name} is {value!r}; expected one of {', '.join(map(str, choices))}")
 
 
-def check_range(name: str, value: float | None, low: float, high: float = math.inf) -> None:
+def check_range(name: str, value: float, low: float, high: float = math.inf) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if value is not None and not (is_number and low <= value <= high):
+    # Infinity fits some ranges, but not the JSON of a recording.
+    if not (is_number and low <= value <= high and abs(value) < math.inf):
         wanted = f"at least {low}" if high == math.inf else f"{low} to {high}"
         raise SettingError(f"{name} is {value!r}; expected {wanted}")
 
@@ -111,11 +112,16 @@ class NetworkConfig:
             check_int(name, getattr(self, name), 1, 2**24)
         check_int("group_size", self.group_size, 2, 2**16)
         check_int("stride", self.stride, 1, KERNEL)
-        for name in ("group_size", "d0"):
-            if getattr(self, name) % 2:
-                raise SettingError(f"{name} is {getattr(self, name)}; GroupNorm(2) needs an even number")
-        if self.c0 * self.start_size[0] * self.start_size[1] % 2:
-            raise SettingError(f"c0 is {self.c0}; GroupNorm(2) needs an even number")
+        start_area = self.start_size[0] * self.start_size[1]
+        for name, size in (("group_size", self.group_size), ("d0", self.d0), ("c0", self.c0 * start_area)):
+            if size % 2 or size < 4:
+                raise SettingError(f"{name} is {getattr(self, name)}; GroupNorm(2) needs an even number of 4 or more")
+        # A GroupNorm over a single value would leave nothing of it.
+        area = self.height * self.width
+        if not self.vector and self.c1 * area <= 2:
+            raise SettingError(f"c1 is {self.c1}; GroupNorm on maps of one value needs more than 2 channels")
+        if self.last_norm and self.channels * area <= 2:
+            raise SettingError(f"last_norm is on; features of {self.channels} channels and {area} values need it off")
         check_choice("conv_before", self.conv_before, CONVOLUTIONS)
         check_choice("conv_after", self.conv_after, CONVOLUTIONS)
         check_choice("last_norm", self.last_norm, (True, False))
@@ -153,7 +159,7 @@ class FitConfig:
     target_r2: float | None = None
     """Stop as soon as R2 over all features reaches this."""
     time_budget: float | None = None
-    """Stop after so many seconds of fitting; the learning rate falls in step with them."""
+    """Stop after so many seconds of fitting (compilation aside); the learning rate falls in step with them."""
     batch_size: int = 1000
     """Samples per update (all devices together); small data sets use a third of their samples."""
     schedule: str = "fast"
@@ -180,8 +186,10 @@ class FitConfig:
             check_int("iterations", self.iterations, 1)
         check_int("batch_size", self.batch_size, 1)
         check_int("seed", self.seed, 0, 2**63 - 1)
-        check_range("target_r2", self.target_r2, -math.inf, 1)
-        check_range("time_budget", self.time_budget, 1e-3)
+        if self.target_r2 is not None:
+            check_range("target_r2", self.target_r2, -math.inf, 1)
+        if self.time_budget is not None:
+            check_range("time_budget", self.time_budget, 1e-3)
         for name in ("lr", "muon_lr", "gamma", "checkpoint_s"):
             check_range(name, getattr(self, name), 0)
 

@@ -37,9 +37,9 @@ class Feed:
         self._waiting: deque[tuple[int, Future[tuple[Tensor, Tensor]]]] = deque()
 
     def _resident(self) -> Tensor | None:
-        if self.device.type == "cpu":
-            kept = self.source.resident
-            return kept if kept is not None and kept.device.type == "cpu" else None
+        kept = self.source.resident
+        if kept is not None and kept.device == self.device:
+            return kept
         if self.source.nbytes > free_bytes(self.device) // 2:
             return None
         values = torch.empty((len(self.source), *self.source.shape), dtype=self.source.dtype, device=self.device)

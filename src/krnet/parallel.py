@@ -17,10 +17,10 @@ from krnet.errors import SettingError
 
 def pick_device(name: str | torch.device | None) -> torch.device:
     if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise SettingError(f"device {name!r} is not known; expected cpu, cuda or cuda:N") from error
     if device.type not in ("cpu", "cuda"):
         raise SettingError(f"device {name!r} is not supported; expected cpu, cuda or cuda:N")
@@ -28,7 +28,8 @@ def pick_device(name: str | torch.device | None) -> torch.device:
         raise SettingError(f"device {name!r} asked for, and this machine has no usable GPU; use device cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise SettingError(f"device {name!r} asked for, and there are {torch.cuda.device_count()} GPUs")
-    return device
+    # "cuda" and "cuda:0" name the same device and do not compare equal.
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
 @contextmanager

@@ -68,7 +68,7 @@ def sizes_for(
     for step in range(1, 200):
         # Eighths, then steps of an eighth more: fine enough for a budget, few enough to solve at once.
         c0 = 8 * step if step <= 16 else 8 * round(16 * 1.125 ** (step - 16))
-        d0 = c0 if vector else min(max(4 * c0, 64), 1536)
+        d0 = c0 if vector else min(4 * c0, 1536)
         config = from_dict(NetworkConfig, start | {"c0": c0, "d0": d0} | overrides)
         if best is not None and (config == best or count_parameters(config) > budget):
             break

@@ -24,7 +24,7 @@ from krnet import parallel
 from krnet.config import FitConfig, NetworkConfig, from_dict
 from krnet.decoder import Decoder
 from krnet.embedding import BatchedIDEmbedding, GroupTable
-from krnet.errors import InputError, NotARecordingError, SettingError
+from krnet.errors import InputError, NotARecordingError, OversizedRecordingError, SettingError
 from krnet.feed import Feed
 from krnet.metrics import fidelity, r_squared
 from krnet.optimizers import Muon
@@ -81,8 +81,9 @@ class KRNetFit:
 
     def __init__(self, job: Job, config: NetworkConfig, table: GroupTable):
         self.job, self.device = job, job.device
-        torch.manual_seed(job.fit.seed)
-        net = KRNet(config, table.num_groups)
+        with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
+            torch.random.default_generator.manual_seed(job.fit.seed)
+            net = KRNet(config, table.num_groups)
         stats = job.stats
         net.decoder.output.start_from(stats.normalised_mean.float(), stats.normalised_std.float())
         self.net = net.to(self.device)
@@ -97,7 +98,10 @@ class KRNetFit:
         if job.head is not None:
             self.head = copy.deepcopy(job.head).to(self.device).eval().requires_grad_(False)
         self.sample_shape = job.source.shape or (1,)
-        self.losses = torch.compile(self._losses) if cuda and job.fit.compile else self._losses
+        self.losses = self._losses
+        if cuda and job.fit.compile:
+            self.losses = torch.compile(self._losses)
+            self._backward(0)  # compiles now, so that it does not count as time spent fitting
 
     def _losses(self, group: Tensor, slot: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """L_kr1, and L_kr1 + gamma L_kr2; both sum over a sample's values and average over the batch."""
@@ -116,12 +120,16 @@ class KRNetFit:
         for optimizer, peak in zip(self.optimizers, self.peak, strict=True):
             optimizer.param_groups[0]["lr"] = peak * share
             optimizer.zero_grad(set_to_none=True)
+        first = self._backward(iteration)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        return first
+
+    def _backward(self, iteration: int) -> Tensor:
         ids, values = self.feed.batch(iteration)
         with parallel.fast(self.device):
             first, total = self.losses(self.group[ids], self.slot[ids], values)
         total.backward()
-        for optimizer in self.optimizers:
-            optimizer.step()
         return first.detach()
 
     def state(self) -> dict[str, Tensor]:
@@ -232,7 +240,8 @@ class KRNetRecorder(Recorder):
         try:
             config = from_dict(NetworkConfig, {k: v for k, v in settings.items() if k != "groups"})
             groups = settings["groups"]
-            if (config.channels, config.height, config.width) != map_shape(samples.shape):
+            geometry = (config.channels, config.height, config.width), config.vector
+            if geometry != (map_shape(samples.shape), len(samples.shape) <= 1):
                 raise SettingError(f"a network for other features than the file's {samples.shape}")
             table = GroupTable.build(samples.num_samples, samples.labels, config.group_size)
             if groups != table.counts():
@@ -241,8 +250,11 @@ class KRNetRecorder(Recorder):
             raise NotARecordingError(
                 f"settings of the network refused: {error}. Restore the file from a copy, or record again"
             ) from error
-        with torch.device("meta"):
-            net = KRNet(config, table.num_groups)
+        try:
+            with torch.device("meta"):
+                net = KRNet(config, table.num_groups)
+        except (RuntimeError, TypeError) as error:  # sizes whose product overflows
+            raise OversizedRecordingError(f"a network of no possible size: {error}. Record again") from error
         weights = {
             name: store.tensor(f"{PREFIX}{name}", shape=p.shape, dtype=torch.float32)
             for name, p in net.state_dict().items()
@@ -266,5 +278,5 @@ def fit_fingerprint(job: Job) -> dict[str, Any]:
 def digest(tensors: Iterable[Tensor]) -> str:
     hasher = hashlib.blake2b(digest_size=16)
     for tensor in tensors:
-        hasher.update(tensor.detach().cpu().contiguous().reshape(-1).numpy().tobytes())
+        hasher.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return hasher.hexdigest()
