@@ -5,6 +5,8 @@ import os
 # Before torch is imported. Some virtual machines advertise AMX without running it: bf16 products then die
 # with SIGILL.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+# The networks here are small: more threads only wait for each other, for minutes if the machine has other work.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 # Set inside git hooks; a test that makes a repository of its own must not reach the one being committed.
 for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
@@ -12,12 +14,16 @@ for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
 
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import settings
+
+import krnet
+from maps import relu_maps
 
 # A shared machine stalls now and then: time per example says nothing about the code.
 settings.register_profile("krnet", deadline=None)
@@ -53,3 +59,20 @@ def cifar100_dir() -> Path:
             f"set KRNET_DATA to the folder that holds cifar-100-python/{{train,test,meta}}"
         )
     return folder
+
+
+@dataclass(frozen=True)
+class Recorded:
+    features: torch.Tensor
+    labels: torch.Tensor
+    path: Path
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """A small recording of mixed classes, fitted once for all tests: copy the file before changing it."""
+    features, index = relu_maps(60, (6, 7, 5), num_classes=4)
+    labels = torch.tensor([30, -2, 2**40, 7])[index]
+    path = tmp_path_factory.mktemp("recorded") / "small.krn"
+    krnet.record(features, labels, out=path, iterations=80, d0=32, c0=8, c1=8)
+    return Recorded(features, labels, path)

@@ -35,3 +35,16 @@ def rewrite_header_text(path: Path, text: str) -> None:
     head = len(zeroed).to_bytes(8, "little") + zeroed
     checksum = blake2b(head, digest_size=16).hexdigest().encode()
     path.write_bytes(head.replace(b"0" * 32, checksum, 1) + data)
+
+
+def rewrite_metadata(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    """Let `edit` change the writer's own metadata, decoded, in place; all else stays, the checksum is made right."""
+
+    def edit_header(header: dict[str, Any]) -> None:
+        fields = header["__metadata__"]
+        fixed = {key: fields.pop(key) for key in ("format", "version", "checksum", "checksums")}
+        own = {key: json.loads(value) for key, value in fields.items()}
+        edit(own)
+        header["__metadata__"] = fixed | {key: json.dumps(value) for key, value in own.items()}
+
+    rewrite_header(path, edit_header)

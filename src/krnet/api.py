@@ -80,6 +80,7 @@ def record(
     fit = from_dict(FitConfig, {**stops, "seed": seed, "device": device, **given})
 
     keep, path = _destination(out)
+    archive.refuse_overwriting([path], [given for given in (features, labels) if isinstance(given, str | os.PathLike)])
     source = open_features(features, key=key)
     if resume and path.exists():
         return _finished(path, source, chosen, fit)
@@ -115,8 +116,11 @@ def verify(path: AnyPath, against: Any = None, *, device: str | None = "cpu", ke
     recording = open(path, device)
     kept = archive.open_archive(path)
     kept.verify()
-    ids, expected = kept.tensor("probe.ids"), kept.tensor("probe.values")
-    found = _probe(recording.replay(ids)).cpu()
+    ids = kept.tensor("probe.ids", dtype=torch.int64)
+    if ids.dim() != 1 or not len(ids):
+        raise ProbeError(f"{path}: probe samples of shape {tuple(ids.shape)}; expected a few. Record again")
+    found = _probe(recording[ids]).cpu()  # (P, V)
+    expected = kept.tensor("probe.values", shape=found.shape, dtype=torch.float32)
     difference = (found - expected).abs().max().item()
     limit = PROBE_TOLERANCE * max(expected.abs().max().item(), torch.finfo(torch.float32).tiny)
     if not difference <= limit:

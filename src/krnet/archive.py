@@ -52,6 +52,17 @@ AnyPath = str | os.PathLike[str]
 assert sys.byteorder == "little", "recordings are little endian and this machine is not: swap bytes here"
 
 
+def refuse_overwriting(outputs: Sequence[AnyPath], inputs: Sequence[AnyPath]) -> None:
+    """Each output must be a file of its own, and none of them an input."""
+    taken = {Path(path).resolve() for path in inputs}
+    for path in outputs:
+        if Path(path).resolve() in taken:
+            raise errors.InputError(
+                f"{path}: would be overwritten while it is in use; choose another name for the output"
+            )
+        taken.add(Path(path).resolve())
+
+
 @contextmanager
 def atomic_write(path: AnyPath) -> Iterator[BinaryIO]:
     """A file to write to that appears under `path` complete and on disk, or not at all."""

@@ -105,12 +105,12 @@ class NetworkConfig:
     """3x3 convolutions after the deconvolution: depthwise or full."""
     last_norm: bool = False
     """GroupNorm in the last module, as in the paper. It gives every sample the same mean and variance; without
-    it (a scale and shift per channel instead) each keeps its own amplitude."""
+    it (a scale and shift per channel instead) each keeps its own amplitude, and only Muon fits it well."""
 
     def __post_init__(self) -> None:
         for name in ("channels", "height", "width", "d0", "c0", "c1"):
             check_int(name, getattr(self, name), 1, 2**24)
-        check_int("group_size", self.group_size, 2, 2**16)
+        check_int("group_size", self.group_size, 4, 2**16)
         check_int("stride", self.stride, 1, KERNEL)
         start_area = self.start_size[0] * self.start_size[1]
         for name, size in (("group_size", self.group_size), ("d0", self.d0), ("c0", self.c0 * start_area)):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 NEGATIVE_SLOPE = 1e-4
@@ -86,8 +87,9 @@ class BatchedIDEmbedding(nn.Module):
         self.dynamic_fc = FCModule(group_size, group_size)
 
     def forward(self, group: Tensor, slot: Tensor) -> Tensor:
-        shifted = shift(self.dynamic[group], slot)
-        return torch.cat([self.static_fc(self.static[group]), self.dynamic_fc(shifted)], dim=1)  # (B, 2H)
+        # Not self.static[group]: on a CPU its gradient is summed by several threads, in whatever order they come.
+        static, dynamic = (F.embedding(group, vectors) for vectors in (self.static, self.dynamic))
+        return torch.cat([self.static_fc(static), self.dynamic_fc(shift(dynamic, slot))], dim=1)  # (B, 2H)
 
 
 def shift(vectors: Tensor, slot: Tensor) -> Tensor:

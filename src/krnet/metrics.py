@@ -16,7 +16,7 @@ from torch import Tensor
 from krnet.features import FeatureSource
 from krnet.scan import FeatureStats, normalise
 
-BATCH_BYTES = 32 << 20
+BATCH_BYTES = 8 << 20  # of features; decoding them takes several times as much
 
 
 @dataclass(frozen=True)

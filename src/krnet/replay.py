@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -25,6 +26,13 @@ from krnet.samples import LABELS, Samples
 from krnet.scan import normalise
 
 PRECISIONS = ("exact", "fast")
+NUMBER = (int, float)
+# Metadata that info and verify count on; Samples and the recorder check their own.
+FIELDS: dict[str, type | tuple[type, ...]] = {
+    "settings": dict, "fit": dict, "features": str, "feature_bytes": int, "iterations": int, "stopped_by": str,
+    "metrics.mse": NUMBER, "metrics.r2": NUMBER, "metrics.zero_ratio": NUMBER, "times.fit_seconds": NUMBER,
+    "versions": dict,
+}  # fmt: skip
 CHUNK_BYTES = 64 << 20  # of decoded features: bounds what a large request needs beside its result
 
 
@@ -43,6 +51,7 @@ class Recording:
                 f"A checkpoint is taken up again by recording with resume"
             )
         self._recorder = written_by(kept.metadata.get("recorder"), kept.path)
+        _check_fields(kept)
         self._samples = Samples.recall(kept.metadata, kept.nbytes, self._read_labels, kept.path)
         self._replayer: Replayer | None = None
 
@@ -88,7 +97,7 @@ class Recording:
         """Features by ID: a number gives one sample; a slice, list, mask or tensor gives a batch in its order."""
         ids = self._ids(which)
         values = self.replay(ids.reshape(-1))
-        return values.reshape(*ids.shape, *self.shape)
+        return values.reshape((*ids.shape, *self.shape))
 
     def __iter__(self) -> Iterator[Tensor]:
         for i in range(len(self)):
@@ -100,17 +109,15 @@ class Recording:
         check_choice("precision", precision, PRECISIONS)
         sample_bytes = 4 * max(1, torch.Size(self.shape).numel())
         step = max(1, min(4096, CHUNK_BYTES // sample_bytes))
+        replayer = self._load()  # which checks that the shape is one the file can fill, before it is allocated
         result = torch.empty((len(ids), *self.shape), device=self.device)
-        replayer = self._load()
         for start in range(0, len(ids), step):
             result[start : start + step] = replayer.decode(ids[start : start + step], fast=precision == "fast")
         return result
 
     def _load(self) -> Replayer:
         if self._replayer is None:
-            settings = self._archive.metadata.get("settings")
-            if not isinstance(settings, dict):
-                raise NotARecordingError(f"{self.path}: no settings; restore the file from a copy")
+            settings = self._archive.metadata["settings"]
             self._replayer = self._recorder.replay(self._samples, settings, self._archive, self.device)
         return self._replayer
 
@@ -120,7 +127,8 @@ class Recording:
         if isinstance(which, slice):
             return torch.arange(n)[which] if (which.step or 1) > 0 else torch.tensor(range(n)[which])
         try:
-            ids = torch.as_tensor(which).cpu()
+            # numpy turns views backwards, which torch refuses, into plain arrays.
+            ids = torch.as_tensor(np.ascontiguousarray(which) if isinstance(which, np.ndarray) else which).cpu()
         except (TypeError, ValueError, RuntimeError) as error:
             raise UnknownSampleError(f"{self.path}: {which!r:.99} is not an index of samples") from error
         if ids.numel() == 0:
@@ -154,7 +162,7 @@ class Recording:
             "fit_seconds": kept["times"]["fit_seconds"],
             "feature_bytes": kept["feature_bytes"],
             "compression_ratio": kept["feature_bytes"] / self.nbytes,
-            "num_classes": None if kept["classes"] is None else len(kept["classes"]),
+            "num_classes": None if self._samples.labels is None else len(kept["classes"]),
             "iterations": kept["iterations"],
             "stopped_by": kept["stopped_by"],
             "fast_extra_mse": self._fast_extra_mse(),
@@ -188,6 +196,20 @@ class Recording:
     def loader(self, batch_size: int, shuffle: bool = False, seed: int = 0) -> Loader:
         """Batches of (features, labels) on the recording's device; every pass is shuffled anew, the same each run."""
         return Loader(self, batch_size, shuffle, seed)
+
+
+def _check_fields(kept: archive.Archive) -> None:
+    for field, kind in FIELDS.items():
+        value: Any = kept.metadata
+        for name in field.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+        good = isinstance(value, kind) and not isinstance(value, bool)
+        if good and isinstance(value, NUMBER):
+            good = abs(value) < 2**63  # JSON has numbers that no float holds
+        if not good:
+            raise NotARecordingError(
+                f"{kept.path}: metadata {field!r} is {value!r:.99}; expected another type of value. {archive.RESTORE}"
+            )
 
 
 class RecordingDataset(Dataset[tuple[Tensor, Tensor]]):

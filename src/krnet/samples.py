@@ -13,10 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from krnet.archive import MAX_DIMS
 from krnet.embedding import class_index
 from krnet.errors import NotARecordingError, OversizedRecordingError
 
 LABELS = "labels"
+LABEL_DTYPES = (torch.uint8, torch.int16, torch.int32)
 # No recorder needs less than an eighth of a bit for a sample; a header that claims more samples is lying.
 SAMPLES_PER_BYTE = 64
 
@@ -47,7 +49,7 @@ class Samples:
         # Samples that come class by class need no more than the class table.
         if torch.equal(index, torch.repeat_interleave(torch.arange(len(counts)), counts)):
             return metadata, {}
-        fits = next(t for t in (torch.uint8, torch.int16, torch.int32) if len(counts) <= torch.iinfo(t).max + 1)
+        fits = next(t for t in LABEL_DTYPES if len(counts) <= torch.iinfo(t).max + 1)
         return metadata, {LABELS: index.to(fits)}
 
     @classmethod
@@ -56,7 +58,7 @@ class Samples:
     ) -> Samples:
         """`read()` gives the tensor `labels`, or None where the file has none."""
         num_samples, shape, classes = (metadata.get(name) for name in ("num_samples", "shape", "classes"))
-        shape = shape if isinstance(shape, list) else None
+        shape = shape if isinstance(shape, list) and len(shape) < MAX_DIMS else None
         if num_samples is None or shape is None or not all(map(_is_count, [num_samples, *shape])):
             raise NotARecordingError(
                 f"{path}: num_samples {num_samples!r:.99} and shape {shape!r:.99}; expected positive numbers. "
@@ -70,21 +72,26 @@ class Samples:
         if classes is None:
             return cls(num_samples, tuple(shape), None)
         try:
-            names = torch.tensor([label for label, _ in classes], dtype=torch.int64)
-            counts = [count for _, count in classes]
+            names, counts = [label for label, _ in classes], [count for _, count in classes]
+            if any(type(name) is not int for name in names) or len(set(names)) != len(names):
+                raise ValueError("its labels are not different whole numbers")
             if not all(map(_is_count, counts)) or sum(counts) != num_samples:
                 raise ValueError("its counts do not add up to the number of samples")
             index = read()
             if index is None:
                 index = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+            elif index.shape != (num_samples,) or index.dtype not in LABEL_DTYPES:
+                raise ValueError(f"the labels are {index.dtype} {tuple(index.shape)}")
             index = index.long()
-            if index.shape != (num_samples,) or torch.bincount(index, minlength=len(counts)).tolist() != counts:
+            # bincount makes room up to the largest number that it meets.
+            if int(index.max()) >= len(counts) or torch.bincount(index, minlength=len(counts)).tolist() != counts:
                 raise ValueError("the labels are not those it counts")
+            labels = torch.tensor(names)[index]
         except (TypeError, ValueError, RuntimeError) as error:
             raise NotARecordingError(
                 f"{path}: the class table is wrong: {error}. Restore the file from a copy, or record again"
             ) from error
-        return cls(num_samples, tuple(shape), names[index])
+        return cls(num_samples, tuple(shape), labels)
 
 
 def _is_count(value: Any) -> bool:

@@ -152,6 +152,8 @@ def train(
                 loss = torch.stack([loss.cpu() for loss in losses]).mean().item()
                 losses = []
                 if not math.isfinite(loss):
+                    if checkpoint:
+                        checkpoint.remove()  # going on from it would end here again
                     raise NonFiniteLossError(
                         f"the loss became {loss} by iteration {iteration}; nothing was written. Lower lr and "
                         f"muon_lr (half is a good try), or look for extreme values in the features"

@@ -187,7 +187,9 @@ class KRNetRecorder(Recorder):
     def config(self, job: Job) -> NetworkConfig:
         if job.preset is not None:
             return preset_config(job.source.shape, job.preset, **job.settings)
-        return sizes_for(job.source.shape, job.samples.class_counts(), **job.settings)
+        # Without the last norm Adam's steps, as large as the paper's, push the output below zero, where it stays.
+        last_norm = job.fit.schedule == "paper"
+        return sizes_for(job.source.shape, job.samples.class_counts(), **{"last_norm": last_norm, **job.settings})
 
     def fit(self, job: Job) -> Content:
         config = self.config(job)

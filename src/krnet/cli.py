@@ -1,0 +1,379 @@
+"""The command line, thin: parse, call, print. Data on stdout, progress and messages on stderr.
+
+    krnet plan -> record -> info, verify, replay; demo does it all on data of its own
+
+Exit codes: 0 done; 1 refused, with `error: ...` on stderr; 2 the command itself is wrong; 130 stopped with Ctrl-C.
+Torch is imported inside the commands: help comes at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from dataclasses import fields
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from krnet import tables, typed
+from krnet.config import PRESETS, SCHEDULES, FitConfig, NetworkConfig, describe, unknown_setting
+from krnet.errors import KrnetError, SettingError
+
+GEOMETRY = {"channels", "height", "width", "vector"}  # follow from the features
+HAS_OPTION = {"iterations", "target_r2", "time_budget", "schedule", "seed", "device"}
+
+
+class Commands(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        """Every refusal ends here: its message, no traceback."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # whoever read stdout has gone: nothing to say, and nobody to say it to
+            raise
+        except (KrnetError, OSError) as error:
+            _say(f"error: {error}")
+            raise typer.Exit(1) from error
+
+
+app = typer.Typer(
+    cls=Commands, no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
+)
+
+
+def main() -> None:
+    # Threads that sleep while they wait: beside another busy process, spinning ones slow both down many times over.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    app(prog_name="krnet")
+
+
+def _merge(given: list[tuple[str, Any]], known: set[str], **options: Any) -> dict[str, Any]:
+    """Settings from --set and from options of their own; None means not given."""
+    merged = {name: value for name, value in options.items() if value is not None}
+    for name, value in given:
+        if name not in known:
+            raise unknown_setting(name, known)
+        if name in merged:
+            raise SettingError(f"{name} is given twice: {merged[name]!r} and {value!r}; give it once")
+        merged[name] = value
+    return merged
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+# ------------------------------------------------------------------ options
+
+
+def _fit_option(name: str, default: str, **more: Any) -> Any:
+    return typer.Option(f"--{name.replace('_', '-')}", help=describe(FitConfig)[name], show_default=default, **more)
+
+
+def _list_settings(*configs: type) -> str:
+    """What --set knows, for the end of a help page: name, default and description of each."""
+    lines = []
+    for field in (field for config in configs for field in fields(config)):
+        if field.name in GEOMETRY | HAS_OPTION:
+            continue
+        default = "by preset" if field.name in PRESETS["cifar100"] else str(field.default)
+        text = f"{describe(FitConfig).get(field.name) or describe(NetworkConfig)[field.name]} [default: {default}]"
+        lines += textwrap.wrap(text, 78, initial_indent=f"  {field.name:<14}", subsequent_indent=" " * 16)
+    title = "Settings for --set. Without a preset, sizes are solved from the features:"
+    # \b keeps the lines as they are.
+    return "\b\n" + "\n".join([title, *lines])
+
+
+Set = Annotated[
+    list[Any] | None,
+    typer.Option(
+        "--set",
+        parser=typed.parse_setting,
+        metavar="NAME=VALUE",
+        help="Any other setting, listed below; may be given several times.",
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
+Preset = Annotated[
+    str | None,
+    typer.Option(help=f"Sizes of a network from the paper: {', '.join(PRESETS)}.", show_default="solved from the data"),
+]
+Device = Annotated[str | None, _fit_option("device", "cuda if there is one, else cpu")]
+Key = Annotated[
+    str | None,
+    typer.Option(help="Which array of a file that holds several.", show_default="the only one, or 'features'"),
+]
+RecordingFile = Annotated[Path, typer.Argument(metavar="FILE.krn", help="A recording.", show_default=False)]
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        try:
+            print(f"krnet {version('krnet')}")
+        except PackageNotFoundError:
+            print("krnet, not installed")
+        raise typer.Exit()
+
+
+@app.callback()
+def common(
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
+    """Record feature maps in a network and replay them by sample ID."""
+
+
+# ------------------------------------------------------------------ commands
+
+
+@app.command(short_help="What a recording would take, before making it.", epilog=_list_settings(NetworkConfig))
+def plan(
+    shape: Annotated[
+        Any,
+        typer.Option(parser=typed.parse_sizes, metavar="C,H,W", help="Shape of one sample.", show_default=False),
+    ],
+    class_counts: Annotated[
+        Any,
+        typer.Option(
+            parser=typed.parse_counts,
+            metavar="N,N,...",
+            help="Samples of each class; 500x50 stands for 50 classes of 500.",
+            show_default=False,
+        ),
+    ] = None,
+    num_samples: Annotated[
+        int | None,
+        typer.Option(help="Samples in all, where there are no classes.", show_default=False),
+    ] = None,
+    preset: Preset = None,
+    settings: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Writes nothing; prints on stdout what a recording would take, in bytes, beside the features themselves.
+
+    \b
+    Example:
+      krnet plan --shape 256,14,14 --class-counts 1296x50 --preset imagenet-published
+    """
+    if num_samples is not None and class_counts is None:
+        class_counts = [num_samples]
+    elif num_samples is not None or class_counts is None:
+        raise typer.BadParameter("give either --class-counts or --num-samples")
+    from krnet.plan import plan as make_plan
+
+    known = {field.name for field in fields(NetworkConfig)} - GEOMETRY
+    made = make_plan(shape, class_counts, preset, **_merge(settings or [], known))
+    tables.show(made, tables.plan_rows(made), as_json)
+
+
+@app.command(short_help="Features to a recording file.", epilog=_list_settings(FitConfig, NetworkConfig))
+def record(
+    features: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FEATURES", help="Feature maps (N, ...) as .npy .npz .safetensors .h5 .zarr.", show_default=False
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="OUT.krn", help="File to write.", show_default=False)],
+    labels: Annotated[
+        Path | None,
+        typer.Option(metavar="L.npy", help="One integer per sample; classes share vectors.", show_default="none"),
+    ] = None,
+    key: Key = None,
+    preset: Preset = None,
+    iterations: Annotated[
+        int | None,
+        _fit_option("iterations", ", ".join(f"{n} with {name}" for name, n in SCHEDULES.items())),
+    ] = None,
+    target_r2: Annotated[float | None, _fit_option("target_r2", "none")] = None,
+    time_budget: Annotated[
+        Any, _fit_option("time_budget", "none", parser=typed.parse_duration, metavar="SECONDS|10m|1h30m")
+    ] = None,
+    schedule: Annotated[str | None, _fit_option("schedule", FitConfig.schedule, metavar="|".join(SCHEDULES))] = None,
+    seed: Annotated[int | None, _fit_option("seed", str(FitConfig.seed))] = None,
+    device: Device = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the checkpoint OUT.krn.ckpt of a run that was stopped.")
+    ] = False,
+    recorder: Annotated[str, typer.Option(help="Way to store the features.")] = "krnet",
+    settings: Set = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Writes OUT.krn, from which any sample can be replayed by its ID; prints on stdout how large and how good it is.
+
+    While it runs, a checkpoint OUT.krn.ckpt lies beside it. The settings it was made with are in the file.
+
+    \b
+    Example:
+      krnet record features.npy --labels labels.npy -o features.krn --time-budget 10m
+    """
+    from krnet import api
+    from krnet.progress import Display
+    from krnet.recorders.base import choose
+
+    given = _merge(
+        settings or [],
+        {field.name for field in fields(FitConfig)} | choose(recorder).setting_names,
+        iterations=iterations,
+        target_r2=target_r2,
+        time_budget=time_budget,
+        schedule=schedule,
+        seed=seed,
+        device=device,
+    )
+    if resume and out.exists():
+        _say(f"{out}: recorded already; nothing to resume")
+    checkpoint = out.with_name(out.name + ".ckpt")
+    before = _changed(checkpoint)
+    try:
+        with Display(quiet) as display:
+            display.phase("reading the features")
+            recording = api.record(
+                features, labels, recorder=recorder, preset=preset, resume=resume, out=out, key=key, watch=display.fit,
+                **given,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        if _changed(checkpoint) not in (None, before):
+            _say(f"stopped; checkpoint saved in {checkpoint}. To go on, give the same command with --resume")
+        else:
+            _say("stopped before there was anything to save")
+        raise typer.Exit(130) from None
+    info = {"path": str(out), **recording.info()}
+    tables.show(info, tables.info_rows(info), as_json)
+    target = given.get("target_r2")
+    if target is not None and info["r2"] < target:
+        _say(
+            f"warning: {out} was written, but its R2 of {info['r2']:.4f} is below the target of {target}. Record again "
+            f"with more --iterations (these were {info['iterations']:,}), a longer --time-budget, or a wider network "
+            f"(--set d0=... or --set c0=...)"
+        )
+
+
+def _changed(path: Path) -> int | None:
+    """When a file was last written, in nanoseconds; None where there is none."""
+    return path.stat().st_mtime_ns if path.exists() else None
+
+
+@app.command(short_help="What a recording holds, how large and how good.")
+def info(path: RecordingFile, as_json: Json = False) -> None:
+    """Writes nothing; prints on stdout what a recording holds, how large and how good it is.
+
+    Only the header is read; see `krnet verify` for a check of the whole file.
+
+    \b
+    Example:
+      krnet info features.krn --json
+    """
+    from krnet import api
+
+    found = {"path": str(path), **api.open(path).info()}
+    tables.show(found, tables.info_rows(found), as_json)
+
+
+@app.command(short_help="Check a recording, byte by byte, or against its features.")
+def verify(
+    path: RecordingFile,
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="FEATURES", help="The features: their error is measured, too.", show_default="none"),
+    ] = None,
+    key: Key = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Writes nothing; checks every byte of a recording, decodes its probe samples, and prints on stdout what it found.
+
+    Exit code 1 says that something is wrong with the file.
+
+    \b
+    Example:
+      krnet verify features.krn --against features.npy
+    """
+    from krnet import api
+
+    report = api.verify(path, against, device=device, key=key)
+    tables.show(report, tables.verify_rows(report), as_json)
+
+
+@app.command(short_help="Samples of a recording to a .npy file.")
+def replay(
+    path: RecordingFile,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="X.npy", help="File to write.", show_default=False)],
+    ids: Annotated[
+        Any,
+        typer.Option(
+            parser=typed.parse_ids,
+            metavar="IDS",
+            help="Sample IDs: 5 or 0:100 or ::10 or 5,3,7:9 or -1, or @FILE.npy with integers or a mask.",
+            show_default="all",
+        ),
+    ] = ":",
+    labels_out: Annotated[
+        Path | None, typer.Option(metavar="Y.npy", help="File for the labels.", show_default="none")
+    ] = None,
+    precision: Annotated[
+        str, typer.Option(metavar="exact|fast", help="fast: bf16 products on a GPU; on a CPU the same as exact.")
+    ] = "exact",
+    device: Device = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Writes X.npy, float32 features in the order of the IDs, and their labels to Y.npy if asked.
+
+    \b
+    Example:
+      krnet replay features.krn --ids 0:100 -o first.npy
+    """
+    from krnet import api, export
+    from krnet.progress import Display
+
+    opened = api.open(path, device)
+    recording = opened.to(opened.device, precision)
+    chosen = export.choose_ids(recording, ids)
+    with Display(quiet) as display:
+        num_bytes = export.write_replays(
+            recording, chosen, out, labels_path=labels_out, watch=lambda done, all: display.count(done, all, "replay")
+        )
+    written = {
+        "path": str(out),
+        "labels_path": None if labels_out is None else str(labels_out),
+        "num_samples": len(chosen),
+        "shape": list(recording.shape),
+        "dtype": "float32",
+        "bytes": num_bytes,
+        "precision": precision,
+        "device": str(recording.device),
+    }
+    tables.show(written, tables.replay_rows(written), as_json)
+
+
+@app.command(short_help="Record and replay real features in about a minute.")
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder to write to; made if missing.")] = Path("demo"),
+    seed: Annotated[int, typer.Option(help="Seeds the classifier and the recording.")] = 0,
+    short: Annotated[bool, typer.Option("--short", help="A few updates only: seconds, and poor replays.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Writes demo/digits.krn and demo/demo.png, a picture of real and replayed feature maps; takes about a minute.
+
+    Trains a small classifier of handwritten digits on the spot, records the feature maps in its middle, and asks its
+    head what it makes of the replayed ones. Nothing is downloaded.
+
+    \b
+    Example:
+      krnet demo --out demo
+    """
+    from krnet.demo import run
+    from krnet.progress import Display
+
+    with Display(quiet) as display:
+        found = run(out, display, seed=seed, **({"iterations": 20, "epochs": 2} if short else {}))
+    tables.show(found, tables.demo_rows(found), as_json)

@@ -1,0 +1,94 @@
+"""Replays written to a .npy file, in chunks: a file may be larger than the memory.
+
+Selection (typed.py) -> choose_ids -> ids (B,) -> write_replays -> X.npy
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from krnet.archive import AnyPath, atomic_write, refuse_overwriting
+from krnet.errors import InputError, UnknownSampleError
+from krnet.replay import Recording
+from krnet.typed import Selection
+
+CHUNK_BYTES = 64 << 20
+
+
+def choose_ids(recording: Recording, selection: Selection) -> Tensor:
+    """IDs (B,) in 0 .. N-1, in the order asked. Slices end with the recording, as everywhere in Python."""
+    num_samples = len(recording)
+    if isinstance(selection, Path):
+        parts = [_read_ids(selection, num_samples)]
+    else:
+        # A number is kept as a range of one: it may be too large for any array.
+        ranges = [range(num_samples)[part] if isinstance(part, slice) else range(part, part + 1) for part in selection]
+        for number in (r[0] for r in ranges if len(r) == 1):
+            _check_range(recording, number, number)
+        parts = [np.arange(r.start, r.stop, r.step) for r in ranges]
+    ids = np.concatenate(parts)
+    if not len(ids):
+        raise UnknownSampleError(f"{recording.path}: no sample selected; this file holds 0..{num_samples - 1}")
+    _check_range(recording, int(ids.min()), int(ids.max()))
+    ids = ids.astype(np.int64)
+    return torch.from_numpy(np.where(ids < 0, ids + num_samples, ids))
+
+
+def _check_range(recording: Recording, low: int, high: int) -> None:
+    num_samples = len(recording)
+    if low < -num_samples or high >= num_samples:
+        bad = high if high >= num_samples else low
+        raise UnknownSampleError(f"{recording.path}: no sample ID {bad}; this file holds 0..{num_samples - 1}")
+
+
+def _read_ids(path: Path, num_samples: int) -> np.ndarray:
+    """A flat array of whole numbers, or a mask with a truth value for each sample."""
+    expected = f"expected a .npy file with a flat array of integers, or a mask of {num_samples} booleans"
+    try:
+        found = np.load(path, allow_pickle=False)
+    except (EOFError, ValueError) as error:
+        raise InputError(f"{path}: sample IDs cannot be read ({error}); {expected}") from error
+    if not isinstance(found, np.ndarray):
+        raise InputError(f"{path}: holds several arrays; {expected}")
+    if found.dtype == bool and found.shape == (num_samples,):
+        return np.flatnonzero(found)
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        raise InputError(f"{path}: holds {found.dtype} of shape {found.shape}; {expected}")
+    return found
+
+
+def write_replays(
+    recording: Recording,
+    ids: Tensor,
+    path: AnyPath,
+    *,
+    labels_path: AnyPath | None = None,
+    watch: Callable[[int, int], None] | None = None,
+) -> int:
+    """Write float32 (B, *shape), and labels int64 (B,) beside it; each file whole or not at all. Returns its bytes.
+
+    `watch(num_done, num_samples)` is called after each chunk.
+    """
+    labels = recording.labels
+    if labels_path is not None and labels is None:
+        raise InputError(f"{recording.path}: was recorded without labels; leave out the file for labels")
+    refuse_overwriting([path, *([] if labels_path is None else [labels_path])], [recording.path])
+    step = max(1, CHUNK_BYTES // (4 * max(1, math.prod(recording.shape))))
+    with ExitStack() as files:
+        file = files.enter_context(atomic_write(path))
+        if labels_path is not None and labels is not None:
+            np.save(files.enter_context(atomic_write(labels_path)), labels[ids].numpy())
+        header = {"descr": "<f4", "fortran_order": False, "shape": (len(ids), *recording.shape)}
+        np.lib.format.write_array_header_1_0(file, header)
+        for start in range(0, len(ids), step):
+            file.write(recording.replay(ids[start : start + step]).cpu().numpy().data)
+            if watch:
+                watch(min(start + step, len(ids)), len(ids))
+        return file.tell()

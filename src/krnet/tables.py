@@ -1,0 +1,124 @@
+"""Results as a person reads them: dictionaries of plain values to a table on stdout, or to one JSON object.
+
+plan, info, verify report, ... -> rows (name, text) -> show
+
+Bytes are printed in MB of 10^6 and exactly.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Rows = list[tuple[str, str]]
+
+
+def show(result: Mapping[str, Any], rows: Rows, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(result))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in rows:
+        table.add_row(name, text)
+    # Without a terminal rich would wrap at 80 columns, in the middle of paths.
+    Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False).print(table)
+
+
+def plan_rows(plan: Mapping[str, Any]) -> Rows:
+    return [
+        ("samples", f"{plan['num_samples']:,} of {by(plan['shape'])}"),
+        ("classes", f"{plan['num_classes']:,} in {plan['num_groups']:,} groups"),
+        ("network", sizes(plan["settings"])),
+        ("features", megabytes(plan["feature_bytes"])),
+        ("KRNet", megabytes(plan["krnet_bytes"])),
+        ("  weights", megabytes(plan["krnet_network_bytes"])),
+        ("  codes", megabytes(plan["krnet_code_bytes"])),
+        ("autoencoder", megabytes(plan["autoencoder_network_bytes"] + plan["autoencoder_code_bytes"])),
+        ("  weights", megabytes(plan["autoencoder_network_bytes"])),
+        ("  codes", megabytes(plan["autoencoder_code_bytes"])),
+        ("KRNet is", f"{times(plan['compression_ratio_bytes'])} ({plan['compression_ratio']:.2f} as the paper counts)"),
+    ]
+
+
+def info_rows(info: Mapping[str, Any]) -> Rows:
+    classes = "no labels" if info["num_classes"] is None else f"{info['num_classes']:,} classes"
+    return [
+        ("recording", info["path"]),
+        ("samples", f"{info['num_samples']:,} of {by(info['shape'])}, {classes}"),
+        ("recorder", f"{info['recorder']}: {sizes(info['settings'])}"),
+        ("features", megabytes(info["feature_bytes"])),
+        ("file", f"{megabytes(info['bytes'])}, {times(info['compression_ratio'])}"),
+        ("per sample", f"{info['bytes_per_sample']:,.1f} bytes, {info['bits_per_value']:.3f} bits per value"),
+        ("R2", f"{info['r2']:.5f} (MSE {info['mse']:.3g} of values scaled to 0..1 per channel)"),
+        ("fast replay", fast_error(info)),
+        ("zeros", f"{100 * info['zero_ratio']:.1f} % of the features"),
+        ("fit", f"{info['fit_seconds']:.1f} s, {info['iterations']:,} iterations, stopped by {info['stopped_by']}"),
+    ]
+
+
+def fast_error(info: Mapping[str, Any]) -> str:
+    """What bf16 costs: measured where a GPU was there to do it."""
+    if info["fast_extra_mse"] is None:
+        return "its extra error is known once recorded, or opened, on a GPU; on a CPU fast is exact"
+    return f"adds {info['fast_extra_mse']:.3g} to the MSE (bf16, on a GPU)"
+
+
+def verify_rows(report: Mapping[str, Any]) -> Rows:
+    rows = [
+        ("recording", f"{report['path']}: all {report['tensors']} tensors as written"),
+        ("file", megabytes(report["bytes"])),
+        ("probe", f"decodes to within {report['probe_error']:.3g} of the values decoded when it was written"),
+    ]
+    if report["r2"] is not None:
+        same = "the features it was recorded from" if report["same_features"] else "not those it was recorded from"
+        rows += [("features", same), ("R2", f"{report['r2']:.5f} (MSE {report['mse']:.3g})")]
+    return rows
+
+
+def replay_rows(written: Mapping[str, Any]) -> Rows:
+    rows = [
+        ("features", f"{written['path']}: {written['num_samples']:,} samples of {by(written['shape'])}, float32"),
+        ("file", megabytes(written["bytes"])),
+    ]
+    return rows + ([("labels", written["labels_path"])] if written["labels_path"] else [])
+
+
+def demo_rows(found: Mapping[str, Any]) -> Rows:
+    real, replayed = found["accuracy_real"], found["accuracy_replayed"]
+    return [
+        ("features", f"{found['num_samples']:,} of {by(found['shape'])}, {megabytes(found['feature_bytes'])}"),
+        ("recording", f"{found['path']}: {megabytes(found['bytes'])}, {times(found['compression_ratio'])}"),
+        ("R2", f"{found['r2']:.4f}"),
+        (
+            "accuracy",
+            f"{100 * real:.2f} % on real features, {100 * replayed:.2f} % on replayed ({found['num_unseen']} new)",
+        ),
+        ("agreement", f"{100 * found['agreement']:.2f} % of the classifier's answers are the same"),
+        ("picture", found["picture"]),
+        ("took", f"{found['seconds']:.0f} s"),
+    ]
+
+
+def megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.3f} MB ({num_bytes:,} bytes)"
+
+
+def times(ratio: float) -> str:
+    return f"{ratio:.2f} times smaller than the features" if ratio >= 1 else f"{1 / ratio:.2f} times larger than them"
+
+
+def by(shape: Sequence[int]) -> str:
+    return "×".join(map(str, shape)) or "one number"
+
+
+def sizes(settings: Mapping[str, Any]) -> str:
+    """All but what follows from the features."""
+    hidden = ("channels", "height", "width", "vector", "groups")
+    return ", ".join(f"{name} {value}" for name, value in settings.items() if name not in hidden)

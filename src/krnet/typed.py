@@ -1,0 +1,79 @@
+"""What a user types, as values: shapes, class counts, durations, settings and sample IDs.
+
+"256,14,14" -> (256, 14, 14)    "500x50" -> 50 counts of 500    "10m" -> 600.0    "c0=64" -> ("c0", 64)
+"5,3,7:9" -> [5, 3, slice(7, 9)]
+
+A ValueError says what is wrong; the command line makes exit code 2 of it. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+Selection = list[int | slice] | Path
+"""Numbers and slices in the order asked, or a .npy file of IDs."""
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """256,14,14 or 256x14x14"""
+    if not re.fullmatch(r"\d+([,x]\d+)*", text):
+        raise ValueError(f"{text!r} is not a shape; expected sizes such as 256,14,14")
+    return tuple(int(size) for size in re.split("[,x]", text))
+
+
+def parse_counts(text: str) -> list[int]:
+    """1300,1300,732 or 500x50, fifty classes of 500, or both mixed"""
+    if not re.fullmatch(r"\d+(x\d+)?(,\d+(x\d+)?)*", text):
+        raise ValueError(f"{text!r} are not class counts; expected 1300,1300,732 or 500x50 for 50 classes of 500")
+    counts: list[int] = []
+    for part in text.split(","):
+        count, _, times = part.partition("x")
+        counts += [int(count)] * int(times or 1)
+    return counts
+
+
+def parse_duration(text: str) -> float:
+    """90, 90s, 10m, 1h30m"""
+    number = r"\d+(?:\.\d+)?|\.\d+"
+    if re.fullmatch(number, text):
+        return float(text)
+    if not re.fullmatch(f"(({number})[smhd])+", text):
+        raise ValueError(f"{text!r} is not a duration; expected seconds, or 90s, 10m, 1h30m")
+    return sum(float(amount) * UNITS[unit] for amount, unit in re.findall(f"({number})([smhd])", text))
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """name=value, the value true, false, a number or a word"""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ValueError(f"{text!r} is not a setting; expected name=value, such as c0=128")
+    if value in ("true", "false"):
+        return name, value == "true"
+    for number in (int, float):
+        try:
+            return name, number(value)
+        except ValueError:
+            pass
+    return name, value
+
+
+def parse_ids(text: str) -> Selection:
+    """`5`, `0:100`, `::10`, `5,3,7:9`, `-1` or `@file.npy`; a ValueError says what is wrong."""
+    if text.startswith("@"):
+        return Path(text[1:])
+    return [_parse_part(part.strip()) for part in text.split(",")]
+
+
+def _parse_part(part: str) -> int | slice:
+    if re.fullmatch(r"[+-]?\d+", part):
+        return int(part)
+    if not re.fullmatch(r"([+-]?\d+)?:([+-]?\d+)?(:([+-]?\d+)?)?", part):
+        raise ValueError(f"{part!r} is not a sample ID; expected 5, 0:100, ::10, a list such as 5,3,7:9, or @file.npy")
+    chosen = slice(*(int(number) if number else None for number in part.split(":")))
+    if chosen.step == 0:
+        raise ValueError(f"{part!r} has step 0; expected at least 1, or a negative step to go backwards")
+    return chosen

@@ -1,0 +1,346 @@
+"""The command line as a user meets it: files in, files out, data on stdout, exit codes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import krnet
+from krnet import cli, progress
+from krnet.config import FitConfig, NetworkConfig, describe
+
+N, SHAPE = 40, (4, 5, 3)
+SMALL = ["--device", "cpu", "--set", "c0=8", "--set", "d0=16", "--set", "c1=8"]
+INFO_KEYS = {
+    "num_samples", "shape", "recorder", "bytes", "bytes_per_sample", "bits_per_value", "mse", "r2", "zero_ratio",
+    "fit_seconds",
+}  # fmt: skip
+
+
+def run(*arguments: object) -> Any:
+    return CliRunner().invoke(cli.app, [str(a) for a in arguments])
+
+
+def run_json(*arguments: object) -> dict[str, Any]:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("\n") == 1
+    found = json.loads(result.stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """features.npy, labels.npy and a.krn recorded from them; tests write elsewhere."""
+    folder = tmp_path_factory.mktemp("cli")
+    generator = torch.Generator().manual_seed(0)
+    np.save(folder / "features.npy", torch.randn(N, *SHAPE, generator=generator).relu().numpy())
+    np.save(folder / "labels.npy", np.arange(N) % 4 + 10)
+    result = run(
+        "record", folder / "features.npy", "--labels", folder / "labels.npy", "-o", folder / "a.krn",
+        "--iterations", 60, *SMALL,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    return folder
+
+
+@pytest.fixture
+def inputs(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to run in, with good and bad inputs."""
+    for name in ("features.npy", "a.krn"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    features = np.load(tmp_path / "features.npy")
+    features[3, 2, 1, 0] = np.nan
+    np.save(tmp_path / "nan.npy", features)
+    np.save(tmp_path / "short.npy", np.arange(3))
+    (tmp_path / "text.txt").write_text("1 2 3")
+    damaged = bytearray((tmp_path / "a.krn").read_bytes())
+    damaged[-100] ^= 1
+    (tmp_path / "damaged.krn").write_bytes(damaged)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# ------------------------------------------------------------------ what commands do
+
+
+def test_recorded_features_come_back_through_files(folder: Path, tmp_path: Path) -> None:
+    ids = tmp_path / "x.npy"
+    found = run_json("replay", folder / "a.krn", "--ids", "5,3,-1,0:2", "-o", ids, "--labels-out", tmp_path / "y.npy")
+    replayed = np.load(ids)
+    expected = krnet.open(folder / "a.krn")[[5, 3, N - 1, 0, 1]]
+    np.testing.assert_allclose(replayed, expected, atol=1e-6)
+    assert np.load(tmp_path / "y.npy").tolist() == [11, 13, 13, 10, 11]
+    assert (found["num_samples"], found["shape"], found["dtype"]) == (5, list(SHAPE), "float32")
+    assert found["bytes"] == ids.stat().st_size
+
+
+def test_replay_without_ids_is_all_of_it(folder: Path, tmp_path: Path) -> None:
+    run_json("replay", folder / "a.krn", "-o", tmp_path / "x.npy", "--precision", "fast", "--device", "cpu")
+    assert np.load(tmp_path / "x.npy").shape == (N, *SHAPE)
+
+
+def test_record_and_info_print_the_same_object_with_the_promised_keys(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "b.krn"
+    recorded = run_json("record", folder / "features.npy", "-o", out, "--iterations", 3, *SMALL)
+    assert recorded == run_json("info", out)
+    assert recorded.keys() >= INFO_KEYS
+    assert recorded["num_samples"] == N
+    assert recorded["shape"] == list(SHAPE)
+    assert recorded["recorder"] == "krnet"
+    assert recorded["bytes"] == out.stat().st_size
+    assert recorded["bytes_per_sample"] == recorded["bytes"] / N
+    assert recorded["bits_per_value"] == 8 * recorded["bytes"] / (N * 60)
+
+
+def test_every_option_of_record_reaches_the_fit(folder: Path, tmp_path: Path) -> None:
+    found = run_json(
+        "record", folder / "features.npy", "-o", tmp_path / "b.krn", "--preset", "cifar100", "--iterations", 2,
+        "--target-r2", 0.5, "--time-budget", "1m", "--schedule", "paper", "--seed", 7, *SMALL, "--set", "lr=1e-4",
+        "--set", "group_size=16", "--set", "last_norm=true", "--set", "compile=false",
+    )  # fmt: skip
+    expected = {"iterations": 2, "target_r2": 0.5, "time_budget": 60.0, "schedule": "paper", "seed": 7, "lr": 1e-4}
+    assert {name: found["fit"][name] for name in expected} == expected
+    assert (found["fit"]["preset"], found["fit"]["compile"]) == ("cifar100", False)
+    assert (found["settings"]["group_size"], found["settings"]["last_norm"]) == (16, True)
+
+
+def test_key_names_the_array_of_a_file_with_several(folder: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "two.npz", maps=np.load(folder / "features.npy"), other=np.zeros(3))
+    assert run("record", tmp_path / "two.npz", "-o", tmp_path / "b.krn", "--iterations", 1).exit_code == 1
+    run_json("record", tmp_path / "two.npz", "--key", "maps", "-o", tmp_path / "b.krn", "--iterations", 1, *SMALL)
+    verified = run_json("verify", tmp_path / "b.krn", "--against", tmp_path / "two.npz", "--key", "maps")
+    assert verified["same_features"]
+
+
+def test_verify_measures_the_error_against_the_features(folder: Path) -> None:
+    assert run_json("verify", folder / "a.krn")["mse"] is None
+    found = run_json("verify", folder / "a.krn", "--against", folder / "features.npy")
+    assert found["ok"] and found["same_features"]
+    assert found["mse"] == pytest.approx(run_json("info", folder / "a.krn")["mse"])
+
+
+def test_plan_takes_class_counts_or_a_number_of_samples() -> None:
+    found = run_json("plan", "--shape", "256,14,14", "--class-counts", "1300x2,732", "--preset", "imagenet-published")
+    assert (found["num_samples"], found["num_classes"], found["num_groups"]) == (3332, 3, 8)
+    assert run_json("plan", "--shape", "64x8x8", "--num-samples", 1000, "--set", "c0=64")["settings"]["c0"] == 64
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("info a.krn", ["40 of 4×5×3, 4 classes", "bits per value", "MB ("]),
+        ("verify a.krn --against features.npy", ["the features it was recorded from", "R2"]),
+        ("replay a.krn --ids 3 -o x.npy", ["x.npy: 1 samples of 4×5×3, float32"]),
+        ("plan --shape 256,14,14 --class-counts 1300x50", ["50 in 150 groups", "13,045.760 MB (13,045,760,000 bytes)"]),
+    ],
+)
+def test_without_json_there_is_a_table(inputs: Path, command: str, expected: list[str]) -> None:
+    result = run(*command.split())
+    assert result.exit_code == 0, result.output
+    for text in expected:
+        assert text in result.stdout
+
+
+# ------------------------------------------------------------------ stdout, stderr, progress
+
+
+def test_progress_goes_to_stderr_and_stdout_is_one_json_object(folder: Path, tmp_path: Path) -> None:
+    """In a process of its own, as a script would call it."""
+    command = ["record", str(folder / "features.npy"), "-o", str(tmp_path / "b.krn"), "--iterations", "20", "--json"]
+    source = Path(krnet.__file__).parent.parent
+    done = subprocess.run(
+        [sys.executable, "-m", "krnet", *command, *SMALL],
+        capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": str(source)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["num_samples"] == N
+    for text in ("it/s", "R2", "elapsed", "left"):
+        assert text in done.stderr
+
+
+def test_quiet_means_silence_on_stderr(folder: Path, tmp_path: Path) -> None:
+    result = run(
+        "record", folder / "features.npy", "-o", tmp_path / "b.krn", "--iterations", 20, "--quiet", "--json", *SMALL
+    )
+    assert result.exit_code == 0
+    assert result.stderr == ""
+
+
+def test_missed_target_is_a_warning_that_says_what_to_do(folder: Path, tmp_path: Path) -> None:
+    command = ("record", folder / "features.npy", "-o", tmp_path / "b.krn", "--iterations", 2, *SMALL)
+    missed = run(*command, "--target-r2", 0.9999, "--json")
+    assert missed.exit_code == 0
+    assert (tmp_path / "b.krn").exists()
+    assert "warning: " in missed.stderr and "target of 0.9999" in missed.stderr and "--iterations" in missed.stderr
+    json.loads(missed.stdout)
+    assert "warning" not in run(*command, "--target-r2", -10).stderr
+
+
+def test_help_needs_no_torch() -> None:
+    code = (
+        "import sys, krnet.cli as c; c.app(['record', '--help'], standalone_mode=False); print('torch' in sys.modules)"
+    )
+    source = Path(krnet.__file__).parent.parent
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(source)}
+    )
+    assert done.stdout.rstrip().endswith("False"), done.stdout + done.stderr
+
+
+def test_commands_come_in_pipeline_order_and_version_is_printed() -> None:
+    text = run("--help").stdout
+    places = [text.index(f"\n  {name} ") for name in ("plan", "record", "info", "verify", "replay", "demo")]
+    assert places == sorted(places)
+    assert run("--version").stdout.startswith("krnet")
+
+
+@pytest.mark.parametrize("command", ["plan", "record", "info", "verify", "replay", "demo"])
+def test_help_opens_with_what_is_written_and_has_an_example(command: str) -> None:
+    text = run(command, "--help").stdout
+    first = text.split("\n\n")[1].strip()
+    assert first.startswith("Writes ")
+    assert f"krnet {command}" in text.split("Example:")[1]
+
+
+def test_help_describes_every_setting_in_the_words_of_the_config() -> None:
+    shown = " ".join(run("record", "--help").stdout.split())
+    for config in (FitConfig, NetworkConfig):
+        for name, text in describe(config).items():
+            if name not in cli.GEOMETRY:
+                assert text in shown, name
+
+
+# ------------------------------------------------------------------ refusals
+
+REFUSED = {
+    "features that do not exist": "record none.npy -o OUT",
+    "features of an unknown kind": "record text.txt -o OUT",
+    "NaN among the features": "record nan.npy -o OUT",
+    "labels that do not exist": "record features.npy --labels none.npy -o OUT",
+    "labels of another length": "record features.npy --labels short.npy -o OUT",
+    "an unknown preset": "record features.npy -o OUT --preset cifar",
+    "an unknown setting": "record features.npy -o OUT --set c00=8",
+    "a word for a number": "record features.npy -o OUT --set lr=abc",
+    "a word for a truth value": "record features.npy -o OUT --set last_norm=maybe",
+    "an argument of the call that is no setting": "record features.npy -o OUT --set head=x",
+    "a setting given twice": "record features.npy -o OUT --set seed=1 --seed 2",
+    "no time at all": "record features.npy -o OUT --time-budget 0",
+    "an unknown schedule": "record features.npy -o OUT --schedule slow",
+    "an unknown recorder": "record features.npy -o OUT --recorder tape",
+    "an unknown device": "record features.npy -o OUT --device abacus",
+    "a folder that does not exist": "record features.npy -o none/b.krn",
+    "its own input as output": "record features.npy -o features.npy",
+    "a recording that does not exist": "info none.krn",
+    "a file that is no recording": "info features.npy",
+    "a damaged recording": "verify damaged.krn",
+    "other features": "verify a.krn --against short.npy",
+    "a sample that is not there": "replay a.krn --ids 40 -o OUT",
+    "nothing selected": "replay a.krn --ids 50: -o OUT",
+    "IDs that do not exist": "replay a.krn --ids @none.npy -o OUT",
+    "the recording as output": "replay a.krn -o a.krn",
+    "an unknown precision": "replay a.krn -o OUT --precision rough",
+    "a plan of no samples": "plan --shape 4,4,4 --num-samples 0",
+}
+MISUSED = {
+    "an unknown option": "info a.krn --jsno",
+    "an unknown command": "rewind a.krn",
+    "no output": "record features.npy",
+    "no recording": "info",
+    "IDs that are none": "replay a.krn --ids five -o OUT",
+    "a duration that is none": "record features.npy -o OUT --time-budget soon",
+    "a setting without value": "record features.npy -o OUT --set c0",
+    "a shape that is none": "plan --shape big --num-samples 5",
+    "samples twice": "plan --shape 4,4,4 --num-samples 5 --class-counts 5",
+    "no samples": "plan --shape 4,4,4",
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusal_is_exit_1_with_a_message_and_writes_nothing(inputs: Path, case: str) -> None:
+    before = {path.name: path.read_bytes() for path in inputs.iterdir()}
+    for extra in ([], ["--json"]):
+        result = run(*REFUSED[case].split(), *extra)
+        assert result.exit_code == 1, result.output
+        assert isinstance(result.exception, SystemExit), result.exception
+        assert result.stdout == ""
+        last = result.stderr.rstrip().splitlines()[-1]
+        assert last.startswith("error: ")
+        assert "Traceback" not in result.stderr
+    assert {path.name: path.read_bytes() for path in inputs.iterdir()} == before
+
+
+@pytest.mark.parametrize("case", MISUSED)
+def test_misuse_is_exit_2_and_writes_nothing(inputs: Path, case: str) -> None:
+    before = sorted(inputs.iterdir())
+    result = run(*MISUSED[case].split())
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert "Error: " in result.stderr
+    assert sorted(inputs.iterdir()) == before
+
+
+def test_unknown_setting_is_answered_with_the_nearest_name(inputs: Path) -> None:
+    assert "did you mean 'batch_size'?" in run("record", "features.npy", "-o", "b.krn", "--set", "batchsize=8").stderr
+
+
+# ------------------------------------------------------------------ stop and resume
+
+
+def test_ctrl_c_saves_a_checkpoint_and_resume_goes_on(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "b.krn"
+    command = ("record", folder / "features.npy", "-o", out, "--iterations", 60, "--json", *SMALL)
+
+    def interrupt(self: progress.Display, status: Any, r2: float) -> None:
+        if status.iteration == 30:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(progress.Display, "fit", interrupt)
+        stopped = run(*command)
+    assert stopped.exit_code == 130
+    assert stopped.stdout == ""
+    assert f"checkpoint saved in {out}.ckpt" in stopped.stderr and "--resume" in stopped.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["b.krn.ckpt"]
+
+    # Another seed does not belong to the checkpoint.
+    assert run(*command, "--resume", "--seed", 5).exit_code == 1
+    resumed = run(*command, "--resume")
+    assert resumed.exit_code == 0, resumed.output
+    assert [path.name for path in tmp_path.iterdir()] == ["b.krn"]
+    assert json.loads(resumed.stdout)["iterations"] == 60
+    straight = run_json(*command[:3], tmp_path / "c.krn", *command[4 : -len(SMALL) - 1], *SMALL)
+    assert json.loads(resumed.stdout)["mse"] == straight["mse"]
+
+
+def test_ctrl_c_before_anything_was_saved_says_so(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*arguments: Any, **settings: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("krnet.api.record", interrupt)
+    (tmp_path / "b.krn.ckpt").write_bytes(b"of an earlier run")
+    result = run("record", folder / "features.npy", "-o", tmp_path / "b.krn")
+    assert result.exit_code == 130
+    assert "nothing" not in result.stdout and "before" in result.stderr
+
+
+def test_resume_of_a_finished_recording_returns_it_unchanged(folder: Path) -> None:
+    before = (folder / "a.krn").read_bytes()
+    result = run("record", folder / "features.npy", "-o", folder / "a.krn", "--resume", "--json", *SMALL)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["iterations"] == 60
+    assert "already" in result.stderr
+    assert (folder / "a.krn").read_bytes() == before

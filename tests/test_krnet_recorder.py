@@ -1,0 +1,458 @@
+"""Fitting a KRNet: it learns, stops when told, goes on after a kill, and reads features from where they lie."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+import krnet
+from krnet import archive, recorders
+from krnet.config import FitConfig
+from krnet.embedding import GroupTable
+from krnet.errors import NonFiniteLossError, ResumeError
+from krnet.features import open_features
+from krnet.metrics import Fidelity, fidelity
+from krnet.recorders.base import Job
+from krnet.recorders.krnet import KRNetFit, learning_rate
+from krnet.samples import Samples
+from krnet.scan import scan
+from maps import relu_maps, signed_maps
+
+TINY: dict[str, Any] = {"d0": 16, "c0": 8, "c1": 8}
+
+
+def content(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and metadata of a file, less what may differ between equal runs."""
+    kept = archive.open_archive(path)
+    return {name: kept.tensor(name) for name in kept.names}, kept.metadata | {"times": None}
+
+
+def assert_same_content(a: Path, b: Path) -> None:
+    (tensors, metadata), (others, other_metadata) = content(a), content(b)
+    assert metadata == other_metadata and tensors.keys() == others.keys()
+    assert [name for name in tensors if not torch.equal(tensors[name], others[name])] == []
+
+
+def trainee(features: Tensor, head: nn.Module | None = None, **fit: Any) -> KRNetFit:
+    """A fit that is not yet begun."""
+    source = open_features(features)
+    samples = Samples(len(source), source.shape, None)
+    job = Job(source, samples, scan(source), FitConfig(**fit), torch.device("cpu"), head=head, settings=TINY)
+    config = recorders.krnet.KRNetRecorder().config(job)
+    return KRNetFit(job, config, GroupTable.build(len(source), None, config.group_size))
+
+
+# ---------------------------------------------------------------- what is learned
+
+
+def test_250_iterations_on_a_few_hundred_maps_reach_an_r2_of_0_4():
+    features, labels = relu_maps(300, (8, 6, 6))
+    info = krnet.record(features, labels, iterations=250).info()
+    assert info["r2"] >= 0.4 and info["iterations"] == 250
+
+
+def test_250_iterations_on_images_of_digits_reach_an_r2_of_0_4():
+    digits = load_digits()
+    recording = krnet.record(digits.images[:300, None], digits.target[:300], iterations=250)
+    assert recording.info()["r2"] >= 0.4
+    assert recording[7].shape == (1, 8, 8) and recording.labels.tolist() == digits.target[:300].tolist()
+
+
+def test_vectors_are_learned_and_stored_without_convolutions(tmp_path):
+    features, labels = relu_maps(300, (6, 8, 8))
+    recording = krnet.record(features.flatten(1), labels, out=tmp_path / "x.krn", iterations=250)
+    assert recording.info()["r2"] >= 0.4 and recording.shape == (384,)
+    assert all(tensor.dim() <= 2 for tensor in content(tmp_path / "x.krn")[0].values())
+
+
+def test_signed_maps_keep_their_own_amplitude_and_lose_it_with_the_last_norm():
+    features, amplitude = signed_maps(100, (2, 8, 8))
+    correlation, ratio = {}, {}
+    for last_norm in (False, True):
+        replayed = krnet.record(features, iterations=250, last_norm=last_norm)[:]
+        spread = replayed.std((1, 2, 3))
+        correlation[last_norm] = torch.corrcoef(torch.stack([spread, amplitude]))[0, 1].item()
+        ratio[last_norm] = (spread / amplitude).median().item()
+    assert correlation[False] > 0.9 and 0.85 < ratio[False] < 1.15
+    assert correlation[True] < 0.6 and not 0.85 < ratio[True] < 1.15
+
+
+SHAPES = [(384,), (3, 17, 11), (2048, 7, 7), (5, 9), (2, 3, 4, 5), (1, 1, 1), (7, 1, 30), (1,), ()]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_any_shape_and_type_is_recorded_and_comes_back_as_float32(shape, dtype, tmp_path):
+    features = torch.randn(7, *shape).to(dtype)
+    recording = krnet.record(features, [0, 1, 0, 1, 0, 1, 1], out=tmp_path / "x.krn", iterations=2)
+    assert recording.shape == shape and recording[3].shape == shape
+    assert recording[:].shape == (7, *shape) and recording[:].dtype == torch.float32
+    assert recording[:].isfinite().all()
+    assert krnet.verify(tmp_path / "x.krn", features)["same_features"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda x: x.double(), lambda x: (x * 40).byte(), lambda x: x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)],
+    ids=["float64", "uint8", "transposed"],
+)
+def test_other_layouts_of_the_same_values_fit_as_well(change):
+    features = change(relu_maps(30, (4, 5, 6))[0])
+    recording = krnet.record(features, iterations=80, **TINY)
+    assert recording.info()["r2"] > 0.15 and recording.shape == (4, 5, 6)
+
+
+def test_channels_are_normalised_each_by_itself(tmp_path):
+    features = relu_maps(30, (4, 5, 6))[0]
+    scale = 2.0 ** torch.tensor([-30.0, 0.0, 5.0, 40.0]).view(4, 1, 1)  # exact in float32: all roundings are the same
+    plain = krnet.record(features, out=tmp_path / "a", iterations=5, **TINY)
+    scaled = krnet.record(features * scale, out=tmp_path / "b", iterations=5, **TINY)
+    weights, others = content(tmp_path / "a")[0], content(tmp_path / "b")[0]
+    assert all(torch.equal(weights[name], others[name]) for name in weights if name.startswith("net."))
+    assert torch.equal(plain[:] * scale, scaled[:])
+    assert scaled.info()["r2"] == pytest.approx(plain.info()["r2"])
+
+
+def test_groups_are_those_of_the_labels_or_without_any_of_all_samples():
+    features, labels = relu_maps(64, (4, 5, 6), num_classes=2)
+    info = krnet.record(features, labels, iterations=1, group_size=16, **TINY).info()
+    assert info["settings"]["groups"] == [16, 16, 16, 16]
+    assert krnet.record(features, iterations=1, group_size=48, **TINY).info()["settings"]["groups"] == [48, 16]
+
+
+# ---------------------------------------------------------------- loss and schedule
+
+
+def test_the_loss_sums_over_a_sample_and_averages_over_the_batch():
+    features = torch.randn(20, 3, 4, 5)
+    head = nn.Sequential(nn.Flatten(), nn.Linear(60, 7))
+    fit = trainee(features, head, gamma=0.3)
+    ids = torch.tensor([3, 19, 4])
+    first, total = fit.losses(fit.group[ids], fit.slot[ids], features[ids])
+    output = fit.net(fit.group[ids], fit.slot[ids])
+    low, high = features.amin((0, 2, 3)).view(3, 1, 1), features.amax((0, 2, 3)).view(3, 1, 1)
+    kr1 = sum(((o - (x - low) / (high - low)) ** 2).sum() for o, x in zip(output, features[ids])) / 3
+    kr2 = sum(
+        ((head(o * (high - low) + low) - head(x)) ** 2).sum() for o, x in zip(output[:, None], features[ids][:, None])
+    )
+    torch.testing.assert_close(first, kr1)
+    torch.testing.assert_close(total, kr1 + 0.3 * kr2 / 3)
+
+
+def test_the_papers_schedule_is_constant_then_linear_to_a_thousandth():
+    fit = trainee(relu_maps(40, (3, 4, 5))[0], schedule="paper", lr=2e-3)
+    (optimizer,) = fit.optimizers
+    assert isinstance(optimizer, torch.optim.Adam)
+    for iteration in range(0, 40, 3):
+        fit.step(iteration, iteration / 40)
+        done = max(0.0, (iteration - 20) / 20)  # of the second half
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(2e-3 * (1 + done * (1e-3 - 1)))
+    assert learning_rate("paper", 1.0) == pytest.approx(1e-3)
+
+
+def test_the_fast_schedule_rises_to_its_peak_and_falls_to_zero():
+    shares = [learning_rate("fast", i / 1000) for i in range(1001)]
+    peak = shares.index(max(shares))
+    assert 0 < shares[0] < 0.1 and max(shares) == pytest.approx(1) and shares[-1] == 0
+    assert shares[: peak + 1] == sorted(shares[: peak + 1]) and shares[peak:] == sorted(shares[peak:], reverse=True)
+
+
+@pytest.mark.parametrize("schedule", ["fast", "paper"])
+@pytest.mark.parametrize("shape", [(3, 4, 5), (6,)], ids=str)
+def test_every_weight_is_updated_by_one_optimizer_without_weight_decay(schedule, shape):
+    fit = trainee(torch.randn(40, *shape), schedule=schedule)
+    groups = [group for optimizer in fit.optimizers for group in optimizer.param_groups]
+    updated = [id(p) for group in groups for p in group["params"]]
+    assert sorted(updated) == sorted(id(p) for p in fit.net.parameters())
+    assert all(group.get("weight_decay", 0) == 0 for group in groups)
+
+
+def test_weights_that_the_loss_does_not_reach_stay_as_they_are():
+    fit = trainee(relu_maps(40, (3, 4, 5))[0], schedule="paper")
+    fit.losses = lambda group, slot, values: (fit.net(group, slot).sum() * 0,) * 2
+    before = [p.detach().clone() for p in fit.net.parameters()]
+    for iteration in range(3):
+        fit.step(iteration, 0.1)
+    assert all(torch.equal(p, old) for p, old in zip(fit.net.parameters(), before))
+
+
+# ---------------------------------------------------------------- seen through a head
+
+
+class Corner(nn.Module):
+    """A head that sees one channel of the features, and would change if it were trained or run in its own mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(1)
+        self.drop = nn.Dropout(0.5)
+        self.last = nn.Linear(30, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.drop(self.norm(x[:, :1])).flatten(1))
+
+
+def test_l_kr2_brings_replays_nearer_as_the_head_sees_them_and_leaves_the_callers_module_alone():
+    features = relu_maps(60, (6, 5, 6))[0]
+    head = Corner()
+    head.last.bias.requires_grad_(False)
+    head.last.weight.grad = torch.ones_like(head.last.weight)
+    before = {name: tensor.clone() for name, tensor in head.state_dict().items()}
+    seen = {}
+    for gamma in (0.0, 3.0):
+        replayed = krnet.record(features, head=head, gamma=gamma, iterations=80, **TINY)[:]
+        frozen = Corner().eval()
+        frozen.load_state_dict(head.state_dict())
+        with torch.no_grad():
+            seen[gamma] = (frozen(replayed) - frozen(features)).square().mean().item()
+    assert seen[3.0] < 0.7 * seen[0.0]
+
+    assert head.training and head.norm.training and head.drop.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in head.state_dict().items())
+    assert torch.equal(head.last.weight.grad, torch.ones_like(head.last.weight)) and head.norm.weight.grad is None
+    assert [name for name, p in head.named_parameters() if not p.requires_grad] == ["last.bias"]
+
+
+def test_a_head_of_any_precision_may_be_checkpointed(tmp_path):
+    class Half(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(4, 1, 1, dtype=torch.bfloat16))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.bfloat16() * self.scale
+
+    features = relu_maps(20, (4, 5, 6))[0]
+    krnet.record(features, head=Half(), out=tmp_path / "x.krn", iterations=3, checkpoint_s=0, **TINY)
+
+
+# ---------------------------------------------------------------- when it stops
+
+
+def test_it_stops_at_the_target_and_the_file_keeps_the_promise(tmp_path):
+    features, labels = relu_maps(60, (6, 5, 6))
+    krnet.record(features, labels, target_r2=0.3, iterations=2000, out=tmp_path / "x.krn", **TINY)
+    info = krnet.open(tmp_path / "x.krn").info()
+    assert info["stopped_by"] == "target" and info["r2"] >= 0.3 and info["iterations"] < 2000
+    assert krnet.verify(tmp_path / "x.krn", features)["r2"] >= 0.3
+
+
+def test_the_running_loss_proposes_the_end_and_all_features_decide(monkeypatch):
+    features = relu_maps(30, (4, 5, 6))[0]
+    measured: list[float] = []
+
+    def doubting(*arguments: Any) -> Fidelity:
+        found = fidelity(*arguments)
+        measured.append(found.r2)
+        return found if len(measured) > 1 else Fidelity(found.mse, -100.0)
+
+    monkeypatch.setattr(recorders.krnet, "fidelity", doubting)
+    info = krnet.record(features, target_r2=-10.0, iterations=2000, **TINY).info()
+    assert len(measured) == 2 and info["iterations"] == 2 * recorders.krnet.TARGET_EVERY
+
+
+def test_it_stops_when_the_time_is_up(tmp_path):
+    features, labels = relu_maps(60, (6, 5, 6))
+    started = time.perf_counter()
+    info = krnet.record(features, labels, time_budget=1.5, **TINY).info()
+    assert 1.5 <= info["fit_seconds"] < 3 and time.perf_counter() - started < 5
+    assert info["stopped_by"] == "time_budget" and info["r2"] > 0.1
+
+
+def test_a_loss_that_is_not_finite_leaves_nothing_behind(tmp_path):
+    features = relu_maps(30, (4, 5, 6))[0]
+    for checkpoint_s in (60.0, 0.0):
+        with pytest.raises(NonFiniteLossError, match="Lower lr"):
+            krnet.record(
+                features,
+                out=tmp_path / "x.krn",
+                lr=1e30,
+                muon_lr=1e30,
+                iterations=30,
+                checkpoint_s=checkpoint_s,
+                **TINY,
+            )
+        assert list(tmp_path.iterdir()) == []
+
+
+# ---------------------------------------------------------------- going on
+
+
+RESUMED: dict[str, Any] = {"iterations": 60, "checkpoint_s": 0, **TINY}
+CHILD = """
+    import sys, time, numpy, krnet
+    features = numpy.load(sys.argv[1])
+    def watch(status, r2):
+        print(status.iteration, flush=True)
+        time.sleep(0.5 * (status.iteration >= 20))  # time to be killed
+    krnet.record(sys.argv[1] if sys.argv[3] == "streamed" else features, numpy.arange(48) % 3,
+                 out=sys.argv[2], watch=watch, iterations=60, checkpoint_s=float(sys.argv[4]), d0=16, c0=8, c1=8)
+"""
+
+
+@pytest.mark.parametrize(
+    "sent, storage, checkpoint_s",
+    [(signal.SIGKILL, "streamed", 0), (signal.SIGKILL, "in memory", 0), (signal.SIGINT, "in memory", 1e9)],
+    ids=["kill -9, streamed", "kill -9, in memory", "Ctrl-C"],
+)
+def test_a_run_that_was_killed_goes_on_to_the_same_bits(tmp_path, sent, storage, checkpoint_s):
+    features, labels = relu_maps(48, (4, 5, 6))[0].numpy(), np.arange(48) % 3
+    np.save(tmp_path / "x.npy", features)
+    given = tmp_path / "x.npy" if storage == "streamed" else features
+    settings = RESUMED | {"checkpoint_s": checkpoint_s}
+    krnet.record(given, labels, out=tmp_path / "whole.krn", **settings)
+
+    out, checkpoint = tmp_path / "x.krn", tmp_path / "x.krn.ckpt"
+    arguments = [str(tmp_path / "x.npy"), str(out), storage, str(checkpoint_s)]
+    with child(CHILD, *arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if int(line) == 20:
+                break
+        process.send_signal(sent)
+        assert process.wait(30) != 0
+    assert checkpoint.exists() and not out.exists()
+
+    seen: list[int] = []
+    krnet.record(
+        given, labels, out=out, resume=True, watch=lambda status, r2: seen.append(status.iteration), **settings
+    )
+    assert seen[0] >= 20
+    assert_same_content(out, tmp_path / "whole.krn")
+    assert not checkpoint.exists()
+
+
+def child(script: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+    folders = os.pathsep.join([str(Path(krnet.__file__).parents[1]), str(Path(__file__).parent)])
+    command = [sys.executable, "-c", textwrap.dedent(script), *arguments]
+    return subprocess.Popen(command, env=os.environ | {"PYTHONPATH": folders}, **options)
+
+
+class Stop(Exception):
+    """Ends a fit from its watcher: what a crash leaves, without a process of its own."""
+
+
+def interrupt(path: Path, features: Tensor, labels: Any = None, **settings: Any) -> None:
+    def watch(status: Any, r2: float) -> None:
+        if status.iteration == 20:
+            raise Stop
+
+    with pytest.raises(Stop):
+        krnet.record(features, labels, out=path, watch=watch, **RESUMED | settings)
+    assert path.with_name(path.name + ".ckpt").exists() and not path.exists()
+
+
+def test_resume_without_a_checkpoint_starts_afresh(tmp_path):
+    features = relu_maps(48, (4, 5, 6))[0]
+    for name, resume in (("a", True), ("b", False)):
+        krnet.record(features, out=tmp_path / name, resume=resume, **RESUMED | {"iterations": 5})
+    assert_same_content(tmp_path / "a", tmp_path / "b")
+
+
+def test_without_resume_a_checkpoint_is_left_aside(tmp_path):
+    features = relu_maps(48, (4, 5, 6))[0]
+    interrupt(tmp_path / "x.krn", features)
+    seen: list[int] = []
+    krnet.record(features, out=tmp_path / "x.krn", watch=lambda status, r2: seen.append(status.iteration), **RESUMED)
+    assert seen[0] == 10 and [path.name for path in tmp_path.iterdir()] == ["x.krn"]
+
+
+@pytest.mark.parametrize(
+    "change, name",
+    [
+        ({"features": relu_maps(48, (4, 5, 6), seed=9)[0]}, "features"),
+        ({"features": relu_maps(48, (4, 5, 6))[0].half()}, "features"),
+        ({"labels": [0, 1] * 24}, "labels"),
+        ({"labels": None}, "labels"),
+        ({"seed": 5}, "seed"),
+        ({"lr": 1e-3}, "lr"),
+        ({"muon_lr": 1e-3}, "muon_lr"),
+        ({"schedule": "paper"}, "schedule"),
+        ({"batch_size": 7}, "batch_size"),
+        ({"iterations": 61}, "iterations"),
+        ({"d0": 32}, "network"),
+        ({"last_norm": True}, "network"),
+        ({"head": nn.Identity()}, "head"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else ", ".join(value),
+)
+def test_resume_with_other_features_or_settings_is_refused_by_what_differs(tmp_path, change, name):
+    same = {"features": relu_maps(48, (4, 5, 6))[0], "labels": [0] * 24 + [1] * 24}
+    interrupt(tmp_path / "x.krn", **same)
+    with pytest.raises(ResumeError, match=rf"x\.krn\.ckpt: made with {name} ") as caught:
+        krnet.record(**same | RESUMED | change, out=tmp_path / "x.krn", resume=True)
+    assert "remove the checkpoint" in str(caught.value)
+    assert (tmp_path / "x.krn.ckpt").exists() and not (tmp_path / "x.krn").exists()
+
+
+def test_resume_from_a_damaged_checkpoint_is_refused(tmp_path):
+    features = relu_maps(48, (4, 5, 6))[0]
+    interrupt(tmp_path / "x.krn", features)
+    checkpoint = tmp_path / "x.krn.ckpt"
+    whole = checkpoint.read_bytes()
+    for damaged in (whole[:-1], whole[:50], b"", whole[:-9] + b"x" + whole[-8:], bytes(len(whole))):
+        checkpoint.write_bytes(damaged)
+        with pytest.raises(ResumeError, match="remove"):
+            krnet.record(features, out=tmp_path / "x.krn", resume=True, **RESUMED)
+    checkpoint.write_bytes(whole)
+    krnet.record(features, out=tmp_path / "x.krn", resume=True, **RESUMED)
+
+
+# ---------------------------------------------------------------- features that do not lie in memory
+
+
+class Pairs(torch.utils.data.Dataset):
+    def __init__(self, values: Tensor):
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.values[index], index
+
+
+@pytest.mark.parametrize("kind", ["npy path", "memmap", "Dataset", "list"])
+def test_streamed_features_are_learned_like_those_in_memory(kind, tmp_path):
+    features, labels = relu_maps(60, (6, 5, 6))
+    np.save(tmp_path / "x.npy", features.numpy())
+    given = {
+        "npy path": tmp_path / "x.npy",
+        "memmap": np.load(tmp_path / "x.npy", mmap_mode="r"),
+        "Dataset": Pairs(features),
+        "list": list(features),
+    }[kind]
+    recording = krnet.record(given, labels, out=tmp_path / "x.krn", iterations=60, **TINY)
+    in_memory = krnet.record(features, labels, iterations=60, **TINY).info()["r2"]
+    assert recording.info()["r2"] > max(0.1, in_memory - 0.1)
+    assert krnet.verify(tmp_path / "x.krn", features)["same_features"]
+
+
+def test_memory_stays_bounded_while_a_large_file_is_recorded(tmp_path):
+    # Sparse on disk, but every page that is read counts as resident until it is handed back.
+    array = np.lib.format.open_memmap(tmp_path / "large.npy", "w+", np.float32, (9600, 256, 8, 8))
+    array[::500] = 1
+    del array
+    script = """
+        import resource, sys, torch, krnet
+        peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        krnet.record(torch.randn(4, 256, 8, 8), iterations=1, d0=16, c0=8, c1=8)  # what any fit needs
+        baseline = peak()
+        recording = krnet.record(sys.argv[1], iterations=3, batch_size=64, d0=16, c0=8, c1=8, group_size=512)
+        assert len(recording) == 9600
+        print(peak() - baseline)
+    """
+    with child(script, str(tmp_path / "large.npy"), stdout=subprocess.PIPE) as process:
+        growth_mib = float(process.communicate()[0])
+    assert os.stat(tmp_path / "large.npy").st_size >= 600 << 20
+    assert growth_mib < 250  # about 195 in fact
