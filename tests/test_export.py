@@ -86,7 +86,8 @@ def test_written_in_chunks_it_is_what_replay_gives(
     )
     found = np.load(tmp_path / "x.npy")
     assert found.dtype == np.float32 and found.flags.c_contiguous
-    np.testing.assert_allclose(found, recording[ids], atol=1e-6)
+    # Batches of another size: exact replay promises 1e-5 of the largest value.
+    np.testing.assert_allclose(found, recording[ids], rtol=0, atol=1e-5 * float(recording[ids].abs().max()))
     assert np.load(tmp_path / "y.npy").tolist() == [i % 3 for i in range(N)][::-1]
     assert told == [(5, N), (10, N), (N, N)]
     assert size_bytes == (tmp_path / "x.npy").stat().st_size

@@ -261,11 +261,11 @@ def test_the_running_loss_proposes_the_end_and_all_features_decide(monkeypatch):
     assert len(measured) == 2 and info["iterations"] == 2 * recorders.krnet.TARGET_EVERY
 
 
-def test_it_stops_when_the_time_is_up(tmp_path):
+def test_it_stops_when_the_time_is_up():
     features, labels = relu_maps(60, (6, 5, 6))
     started = time.perf_counter()
     info = krnet.record(features, labels, time_budget=1.5, **TINY).info()
-    assert 1.5 <= info["fit_seconds"] < 3 and time.perf_counter() - started < 5
+    assert 1.5 <= info["fit_seconds"] < 3 and time.perf_counter() - started < 8
     assert info["stopped_by"] == "time_budget" and info["r2"] > 0.1
 
 
@@ -377,11 +377,11 @@ def test_without_resume_a_checkpoint_is_left_aside(tmp_path):
         ({"seed": 5}, "seed"),
         ({"lr": 1e-3}, "lr"),
         ({"muon_lr": 1e-3}, "muon_lr"),
-        ({"schedule": "paper"}, "schedule"),
+        ({"schedule": "paper", "last_norm": False}, "schedule"),
         ({"batch_size": 7}, "batch_size"),
         ({"iterations": 61}, "iterations"),
-        ({"d0": 32}, "network"),
-        ({"last_norm": True}, "network"),
+        ({"d0": 32}, "d0"),
+        ({"last_norm": True}, "last_norm"),
         ({"head": nn.Identity()}, "head"),
     ],
     ids=lambda value: value if isinstance(value, str) else ", ".join(value),

@@ -28,6 +28,9 @@ def path(recorded, tmp_path) -> Path:
 @contextmanager
 def bounded_memory(size_bytes: int = 1 << 29) -> Iterator[None]:
     """An allocation of more than that fails here, and so fails the test."""
+    if not Path("/proc/self/statm").exists():  # not Linux: what is refused is still tested
+        yield
+        return
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + size_bytes, before[1]))

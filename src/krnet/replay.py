@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 
 from krnet import archive
 from krnet.config import check_choice
-from krnet.errors import InputError, NotARecordingError, UnknownSampleError
+from krnet.errors import InputError, NotARecordingError, OversizedRecordingError, UnknownSampleError
 from krnet.parallel import pick_device
 from krnet.recorders.base import Replayer, written_by
 from krnet.samples import LABELS, Samples
@@ -118,7 +118,10 @@ class Recording:
     def _load(self) -> Replayer:
         if self._replayer is None:
             settings = self._archive.metadata["settings"]
-            self._replayer = self._recorder.replay(self._samples, settings, self._archive, self.device)
+            try:
+                self._replayer = self._recorder.replay(self._samples, settings, self._archive, self.device)
+            except (NotARecordingError, OversizedRecordingError) as error:  # a recorder knows nothing of files
+                raise type(error)(f"{self.path}: {error}") from error
         return self._replayer
 
     def _ids(self, which: Any) -> Tensor:

@@ -160,7 +160,7 @@ class KRNetReplayer(Replayer):
     def __init__(
         self, net: KRNet, table: GroupTable, samples: Samples, low: Tensor, high: Tensor, device: torch.device
     ):
-        self.net = net.to(device).eval().requires_grad_(False)
+        self.net = net.to(device)  # as it is: it may be the network of a fit that goes on
         self.table, self.shape, self.device = table, samples.shape, device
         self.low, self.high = low.to(device), high.to(device)
 
@@ -211,7 +211,8 @@ class KRNetRecorder(Recorder):
 
         checkpoint = None
         if job.checkpoint is not None:
-            fingerprint = {"features": stats.digest, "network": asdict(config), **fit_fingerprint(job)}
+            # Features in memory and those read from disk come in another order.
+            fingerprint = {"features": stats.digest, "run": trainee.feed.run, **asdict(config), **fit_fingerprint(job)}
             checkpoint = Checkpoint(job.checkpoint, fingerprint, job.fit.checkpoint_s)
         watch = job.watch
         try:
