@@ -23,7 +23,7 @@ from krnet.errors import NonFiniteLossError, ResumeError
 from krnet.features import open_features
 from krnet.metrics import Fidelity, fidelity
 from krnet.recorders.base import Job
-from krnet.recorders.krnet import KRNetFit, learning_rate
+from krnet.recorders.krnet import KRNetFit, KRNetRecorder, learning_rate
 from krnet.samples import Samples
 from krnet.scan import scan
 from maps import relu_maps, signed_maps
@@ -456,3 +456,21 @@ def test_memory_stays_bounded_while_a_large_file_is_recorded(tmp_path):
         growth_mib = float(process.communicate()[0])
     assert os.stat(tmp_path / "large.npy").st_size >= 600 << 20
     assert growth_mib < 250  # about 195 in fact
+
+
+def test_the_papers_schedule_for_imagenet_is_longer_and_its_head_weighs_half(monkeypatch):
+    fits = []
+
+    def look(self, job):
+        fits.append(job.fit)
+        raise Done
+
+    monkeypatch.setattr(KRNetRecorder, "fit", look)
+    for settings in ({"schedule": "paper"}, {"schedule": "paper", "iterations": 7}, {}):
+        with pytest.raises(Done):
+            krnet.record(torch.rand(4, 2, 4, 4), preset="imagenet", **settings)
+    assert [(fit.max_iterations, fit.gamma) for fit in fits] == [(50000, 5e-4), (7, 5e-4), (6000, 1e-3)]
+
+
+class Done(Exception):
+    pass

@@ -22,14 +22,14 @@ import torch
 from torch import Tensor, nn
 
 from krnet import archive
-from krnet.config import FitConfig, from_dict, unknown_setting
+from krnet.config import PAPER_FITS, FitConfig, check_choice, from_dict, unknown_setting
 from krnet.errors import FeatureError, FidelityError, InputError, NonFiniteLossError, ProbeError, ResumeError
 from krnet.features import FeatureSource, check_labels, open_features
 from krnet.metrics import fidelity
 from krnet.parallel import pick_device
 from krnet.recorders import krnet as _krnet  # noqa: F401  registers itself
 from krnet.recorders.base import Content, Job, Recorder, choose
-from krnet.replay import Recording
+from krnet.replay import PRECISIONS, Recording
 from krnet.samples import Samples
 from krnet.scan import normalise, scan
 from krnet.training import Status
@@ -75,9 +75,11 @@ def record(
     for name in settings:
         if name not in fit_names | chosen.setting_names:
             raise unknown_setting(name, fit_names | chosen.setting_names)
-    stops = {"iterations": iterations, "target_r2": target_r2, "time_budget": time_budget}
     given = {name: value for name, value in settings.items() if name in fit_names}
-    fit = from_dict(FitConfig, {**stops, "seed": seed, "device": device, **given})
+    stops = {"iterations": iterations, "target_r2": target_r2, "time_budget": time_budget}
+    given |= {name: value for name, value in stops.items() if value is not None}
+    paper = PAPER_FITS.get(preset or "", {}) if given.get("schedule") == "paper" else {}
+    fit = from_dict(FitConfig, {**paper, "seed": seed, "device": device, **given})
 
     keep, path = _destination(out)
     archive.refuse_overwriting([path], [given for given in (features, labels) if isinstance(given, str | os.PathLike)])
@@ -106,9 +108,10 @@ def record(
     return Recording(archive.open_archive(path), job.device, keep=keep)
 
 
-def open(path: AnyPath, device: str | torch.device | None = "cpu") -> Recording:
-    """Open a recording file; device None takes the GPU where there is one."""
-    return Recording(archive.open_archive(path), pick_device(device))
+def open(path: AnyPath, device: str | torch.device | None = "cpu", precision: str = "exact") -> Recording:
+    """Open a recording file; device None takes the GPU where there is one, precision fast its bf16."""
+    check_choice("precision", precision, PRECISIONS)
+    return Recording(archive.open_archive(path), pick_device(device), precision)
 
 
 def verify(path: AnyPath, against: Any = None, *, device: str | None = "cpu", key: str | None = None) -> dict[str, Any]:

@@ -334,8 +334,7 @@ def replay(
     from krnet import api, export
     from krnet.progress import Display
 
-    opened = api.open(path, device)
-    recording = opened.to(opened.device, precision)
+    recording = api.open(path, device, precision)
     chosen = export.choose_ids(recording, ids)
     with Display(quiet) as display:
         num_bytes = export.write_replays(
