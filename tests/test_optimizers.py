@@ -1,4 +1,4 @@
-"""Muon's steps: the reference iteration in less arithmetic, of the size that Adam's would have."""
+"""Muon's steps: the reference iteration, of the size that Adam's would have."""
 
 import pytest
 import torch
@@ -7,6 +7,10 @@ from torch import Tensor
 from krnet.optimizers import COEFFICIENTS, STEPS, Muon, orthogonalise
 
 SHAPES = [(8, 8), (64, 16), (16, 64), (300, 5), (1, 7), (7, 1)]
+
+
+def orthogonalised(matrix: Tensor) -> Tensor:
+    return orthogonalise(matrix[None])[0]
 
 
 def newton_schulz(matrix: Tensor) -> Tensor:
@@ -23,27 +27,33 @@ def newton_schulz(matrix: Tensor) -> Tensor:
 def test_orthogonalise_is_newton_schulz_on_the_whole_matrix(shape):
     for scale in (1e-6, 1.0, 1e6):
         matrix = scale * torch.randn(*shape)
-        torch.testing.assert_close(orthogonalise(matrix).double(), newton_schulz(matrix), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(orthogonalised(matrix).double(), newton_schulz(matrix), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("rank", [1, 4])
 def test_orthogonalise_keeps_up_with_newton_schulz_on_matrices_of_low_rank(rank):
     matrix = torch.randn(64, rank) @ torch.randn(rank, 32)
-    torch.testing.assert_close(orthogonalise(matrix).double(), newton_schulz(matrix), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(orthogonalised(matrix).double(), newton_schulz(matrix), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("shape", [(64, 16), (16, 64), (300, 5)], ids=str)
 def test_singular_values_come_near_one_and_singular_vectors_stay(shape):
     u, s, vt = torch.linalg.svd(torch.randn(*shape), full_matrices=False)
-    turned = u.T @ orthogonalise(u @ torch.diag(s) @ vt) @ vt.T  # diagonal, were the vectors exactly the same
+    turned = u.T @ orthogonalised(u @ torch.diag(s) @ vt) @ vt.T  # diagonal, were the vectors exactly the same
     values = turned.diagonal()
     assert (values > 0.68).all() and (values < 1.21).all()  # the band of this quintic
     assert (turned - torch.diag(values)).abs().max() < 1e-3
-    assert (orthogonalise(u @ torch.diag(s) @ vt) - u @ vt).abs().max() < 0.32
+    assert (orthogonalised(u @ torch.diag(s) @ vt) - u @ vt).abs().max() < 0.32
+
+
+@pytest.mark.parametrize("shape", [(64, 16), (16, 64)], ids=str)
+def test_matrices_of_a_batch_do_not_see_each_other(shape):
+    batch = torch.randn(3, *shape) * torch.tensor([1e-3, 1.0, 1e3])[:, None, None]
+    torch.testing.assert_close(orthogonalise(batch), torch.stack([orthogonalised(m) for m in batch]))
 
 
 def test_a_matrix_of_zeros_stays_zero():
-    assert torch.equal(orthogonalise(torch.zeros(6, 4)), torch.zeros(6, 4))
+    assert torch.equal(orthogonalised(torch.zeros(6, 4)), torch.zeros(6, 4))
 
 
 @pytest.mark.parametrize("shape", [(12, 30), (30, 12), (6, 4, 3, 3)], ids=str)
