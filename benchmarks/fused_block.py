@@ -117,7 +117,9 @@ class Unit(torch.autograd.Function):
         B, C, H, W = x.shape
         y = torch.empty_like(x)
         moments = torch.empty(B, groups, 2, device=x.device)
-        sizes = dict(H=H, W=W, GROUP=C // groups, BC=triton.next_power_of_2(C // groups), BP=triton.next_power_of_2(H * W))
+        sizes = dict(
+            H=H, W=W, GROUP=C // groups, BC=triton.next_power_of_2(C // groups), BP=triton.next_power_of_2(H * W)
+        )
         ctx.sizes = dict(sizes, HAS_SKIP=skip is not None, SLOPE=SLOPE, num_warps=16)
         _forward[(B, groups)](x, weight, gamma, beta, x if skip is None else skip, y, moments, C, EPS=EPS, **ctx.sizes)
         ctx.save_for_backward(x, weight, gamma, y, moments)
@@ -145,7 +147,7 @@ def plain(x, weight, gamma, beta, skip, groups):
 
 def check(shape, dtype, device, with_skip):
     """Largest relative error of output and gradients against the plain layers in float64."""
-    B, C, H, W = shape
+    C = shape[1]
     torch.manual_seed(0)
     x, skip, dy = (torch.randn(shape, device=device, dtype=dtype) for _ in range(3))
     weight = torch.randn(C, 1, 3, 3, device=device) / 3
@@ -172,7 +174,9 @@ def timed(function, repeats=30):
 
 def main():
     device = torch.device("cpu" if INTERPRETED else "cuda")
-    for shape in [(4, 8, 8, 8), (3, 6, 7, 7), (2, 10, 5, 3)] + ([] if INTERPRETED else [(64, 512, 8, 8), (16, 1024, 7, 7)]):
+    for shape in [(4, 8, 8, 8), (3, 6, 7, 7), (2, 10, 5, 3)] + (
+        [] if INTERPRETED else [(64, 512, 8, 8), (16, 1024, 7, 7)]
+    ):
         for with_skip in (False, True):
             print(f"{shape} skip {with_skip}: float32 {check(shape, torch.float32, device, with_skip):.1e}", end="")
             print("" if INTERPRETED else f", bfloat16 {check(shape, torch.bfloat16, device, with_skip):.1e}")

@@ -433,3 +433,11 @@ def test_resume_refuses_a_finished_recording_of_features_of_another_shape(record
 def test_without_resume_a_finished_recording_is_replaced(tmp_path):
     old = tiny(out=tmp_path / "x.krn", seed=1)[:]
     assert not torch.equal(tiny(out=tmp_path / "x.krn", seed=2)[:], old)
+
+
+def test_a_large_batch_in_parts_is_what_it_would_be_at_once(recorded, monkeypatch):
+    ids = torch.arange(60).repeat(2)
+    whole = krnet.open(recorded.path).replay(ids)
+    monkeypatch.setattr("krnet.recorders.krnet.CPU_PART_BYTES", 1)  # one sample at a time
+    single = krnet.open(recorded.path).replay(ids)
+    assert (whole - single).abs().max() <= 1e-5 * whole.abs().max()

@@ -120,6 +120,10 @@ def _show_version(asked: bool) -> None:
         raise typer.Exit()
 
 
+bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure, on this machine and in one run.")
+app.add_typer(bench, name="bench")
+
+
 @app.callback()
 def common(
     show_version: Annotated[
@@ -376,3 +380,40 @@ def demo(
     with Display(quiet) as display:
         found = run(out, display, seed=seed, **({"iterations": 20, "epochs": 2} if short else {}))
     tables.show(found, tables.demo_rows(found), as_json)
+
+
+@bench.command(short_help="A step against its floor, replay against its rivals.")
+def speed(
+    features: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FEATURES]", help="Feature maps to fit.", show_default="random ones"),
+    ] = None,
+    labels: Annotated[Path | None, typer.Option(metavar="L.npy", help="One integer per sample.")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help=f"{', '.join(PRESETS)}; or none, for sizes from the data.")
+    ] = "cifar100",
+    targets: Annotated[
+        str, typer.Option(metavar="R2,R2,...", help="Measure the time to reach each, on FEATURES.", show_default="none")
+    ] = "",
+    device: Device = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Writes nothing; prints on stdout how long a step takes and the least it could take, and how fast replay is.
+
+    The floor counts the FLOPs and bytes that no version can avoid, over ceilings measured in the same run. Replay is
+    set against the plain network and against reading raw features from disk.
+
+    \b
+    Example:
+      krnet bench speed features.npy --labels labels.npy --targets 0.95,0.98
+    """
+    from krnet.speed import bench as measure
+
+    wanted = tuple(float(part) for part in targets.split(",") if part)
+    if wanted and features is None:
+        raise typer.BadParameter("--targets needs FEATURES to reach them on")
+    chosen = None if preset == "none" else preset
+    say = (lambda text: None) if quiet else _say
+    found = measure(features, labels, preset=chosen, device=device, targets=wanted, say=say)
+    tables.show(found, tables.speed_rows(found), as_json)

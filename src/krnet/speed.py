@@ -22,14 +22,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from krnet import api, parallel
+from krnet import api, ledger, parallel
 from krnet.config import FitConfig, NetworkConfig
 from krnet.embedding import GroupTable
-from krnet.features import open_features
+from krnet.features import check_labels, open_features
 from krnet.recorders.base import Job
-from krnet.recorders.krnet import KRNet, KRNetFit, KRNetRecorder, KRNetReplayer, batch_size
+from krnet.recorders.krnet import KRNet, KRNetFit, KRNetRecorder, batch_size
 from krnet.samples import Samples
 from krnet.scan import scan
+from krnet.training import Outcome
 
 REPLAY_BATCHES = (1, 256, 4096)
 ADAM_BYTES = 32  # per weight: weight, two moments read and written, gradient written and read, all fp32
@@ -124,11 +125,11 @@ def bench(
         generator = torch.Generator().manual_seed(0)
         features = torch.rand(count, channels, size, size, generator=generator)
     source = open_features(features)
-    samples = Samples(len(source), source.shape, api.check_labels(labels, len(source)))
+    samples = Samples(len(source), source.shape, check_labels(labels, len(source)))
     stats = scan(source)
     say("ceilings of the device")
     limits = ceilings(where)
-    result: dict[str, Any] = {"device": parallel.describe(where), "preset": preset, **limits, "steps": {}}
+    result: dict[str, Any] = {"device": ledger.device_name(), "preset": preset, **limits, "steps": {}}
     fits: dict[str, KRNetFit] = {}
     for schedule in ("paper", "fast"):
         for plain in (True, False):
@@ -175,8 +176,8 @@ def bench_replay(
     trainee: KRNetFit, shape: tuple[int, ...], samples: Samples, device: torch.device, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Samples per second by batch size: exact, fast, plain eager fp32, and raw features read from a .npy file."""
-    table = GroupTable.build(samples.num_samples, samples.labels, trainee.net.embed.static.shape[1])
-    replayer = KRNetReplayer(trainee.net, table, samples, trainee.low, trainee.high, device)
+    content, table = trainee.content(Outcome(0, 0.0, "bench")), trainee.table
+    replayer = KRNetRecorder().replay(samples, content.settings, content, device)
     generator = torch.Generator().manual_seed(0)
     result: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -106,6 +106,30 @@ def demo_rows(found: Mapping[str, Any]) -> Rows:
     ]
 
 
+def speed_rows(found: Mapping[str, Any]) -> Rows:
+    rows = [
+        ("device", found["device"]),
+        ("ceilings", f"{found['flops_per_second'] / 1e12:.2f} TFLOP/s, {found['bytes_per_second'] / 1e9:,.0f} GB/s"),
+    ]
+    for name, step in found["steps"].items():
+        floor = f"{step['times_floor']:.2f} times the floor of {step['floor_milliseconds']:.2f} ms"
+        ready = f"ready in {step['ready_seconds']:.1f} s"
+        rows.append(
+            (f"step, {name}", f"{step['milliseconds']:.2f} ms, {floor} (batch {step['batch_size']:,}, {ready})")
+        )
+    for batch, ways in found["replay"].items():
+        best = max(ways["exact"], ways["fast"])
+        against = (
+            f"{best / ways['plain']:.2f} times plain, {best / ways['raw_from_disk']:.2f} times reading raw features"
+        )
+        rate = f"exact {ways['exact']:,.0f}/s, fast {ways['fast']:,.0f}/s"
+        rows.append((f"replay by {int(batch):,}", f"{rate}; the better is {against}"))
+    for target, fit in found["targets"].items():
+        reached = f"{fit['fit_seconds']:.1f} s, {fit['iterations']:,} iterations"
+        rows.append((f"to R2 {target}", f"{reached}: R2 {fit['r2']:.4f}, stopped by {fit['stopped_by']}"))
+    return rows
+
+
 def megabytes(num_bytes: int) -> str:
     return f"{num_bytes / 1e6:,.3f} MB ({num_bytes:,} bytes)"
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
@@ -32,11 +33,12 @@ from krnet.recorders.base import Content, Job, Recorder, Replayer, TensorStore, 
 from krnet.samples import Samples
 from krnet.scan import denormalise, normalise
 from krnet.sizing import map_shape, preset_config, sizes_for
-from krnet.training import Checkpoint, train
+from krnet.training import Checkpoint, Outcome, train
 
 PREFIX = "net."
 WARM_UP = 0.01
 HOLD = 0.3
+CPU_PART_BYTES = 16 << 20
 TARGET_EVERY = 50  # iterations between two looks at whether target_r2 is reached
 
 
@@ -80,7 +82,7 @@ class KRNetFit:
     """A trainee: one step draws a batch of IDs, compares decoded with true features, and updates the weights."""
 
     def __init__(self, job: Job, config: NetworkConfig, table: GroupTable):
-        self.job, self.device = job, job.device
+        self.job, self.device, self.config, self.table = job, job.device, config, table
         with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
             torch.random.default_generator.manual_seed(job.fit.seed)
             net = KRNet(config, table.num_groups)
@@ -132,6 +134,16 @@ class KRNetFit:
         total.backward()
         return first.detach()
 
+    def content(self, outcome: Outcome) -> Content:
+        weights = {f"{PREFIX}{name}": p.detach() for name, p in self.net.state_dict().items()}
+        return Content(
+            tensors={**weights, "low": self.job.stats.low, "high": self.job.stats.high},
+            settings={**asdict(self.config), "groups": self.table.counts()},
+            iterations=outcome.iterations,
+            seconds=outcome.seconds,
+            stopped_by=outcome.reason,
+        )
+
     def state(self) -> dict[str, Tensor]:
         state = {f"{PREFIX}{name}": p for name, p in self.net.state_dict().items()}
         for index, optimizer in enumerate(self.optimizers):
@@ -163,9 +175,16 @@ class KRNetReplayer(Replayer):
         self.net = net.to(device)  # as it is: it may be the network of a fit that goes on
         self.table, self.shape, self.device = table, samples.shape, device
         self.low, self.high = low.to(device), high.to(device)
+        # What a CPU works on should stay in its cache: there large batches go through in parts.
+        widest = 4 * math.prod(net.decoder.start_shape)
+        self.step = max(1, CPU_PART_BYTES // widest) if device.type == "cpu" else 1 << 30
 
     @torch.inference_mode()
     def decode(self, ids: Tensor, *, fast: bool = False) -> Tensor:
+        parts = [self._decode(part, fast) for part in ids.split(self.step)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _decode(self, ids: Tensor, fast: bool) -> Tensor:
         group, slot = self.table.group[ids].to(self.device), self.table.slot[ids].to(self.device)
         with parallel.fast(self.device) if fast else parallel.exact():
             output = self.net(group, slot)
@@ -227,14 +246,7 @@ class KRNetRecorder(Recorder):
             )
         finally:
             trainee.feed.close()
-        weights = {f"{PREFIX}{name}": p.detach() for name, p in trainee.net.state_dict().items()}
-        return Content(
-            tensors={**weights, "low": stats.low, "high": stats.high},
-            settings={**asdict(config), "groups": table.counts()},
-            iterations=outcome.iterations,
-            seconds=outcome.seconds,
-            stopped_by=outcome.reason,
-        )
+        return trainee.content(outcome)
 
     def replay(
         self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device
@@ -263,6 +275,8 @@ class KRNetRecorder(Recorder):
             for name, p in net.state_dict().items()
         }
         net.load_state_dict(weights, assign=True)
+        if device.type == "cpu":  # depthwise convolutions run three times as fast that way
+            net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         low, high = (store.tensor(name, shape=(config.channels,), dtype=torch.float32) for name in ("low", "high"))
         return KRNetReplayer(net, table, samples, low, high, device)
 
