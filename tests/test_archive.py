@@ -16,7 +16,10 @@ from safetensors.torch import load_file
 
 from forge import read_header, rewrite_header, rewrite_header_text
 from krnet import archive, errors
-from krnet.archive import DTYPES, MAGIC, Archive, atomic_write, open_archive, write
+from krnet import header as module
+from krnet.archive import Archive, open_archive, write
+from krnet.files import atomic_write
+from krnet.header import DTYPES, MAGIC
 
 
 def random_tensor(dtype: torch.dtype, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
@@ -180,7 +183,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=5,
 )
-KEYS = st.text().filter(lambda key: key not in (*archive.RESERVED, "__metadata__"))
+KEYS = st.text().filter(lambda key: key not in (*module.RESERVED, "__metadata__"))
 SHAPES = st.lists(st.integers(0, 4), max_size=4).map(tuple)
 BLOCK_SIZES = st.none() | st.integers(1, 50)
 
@@ -324,7 +327,7 @@ def test_a_short_foreign_file_is_no_recording(tmp_path):
 
 def test_a_header_larger_than_allowed_is_refused_before_it_is_read(recording):
     content = recording.read_bytes()
-    for length in (archive.MAX_HEADER_BYTES + 1, 2**64 - 1):
+    for length in (module.MAX_HEADER_BYTES + 1, 2**64 - 1):
         recording.write_bytes(length.to_bytes(8, "little") + content[8:])
         with pytest.raises(errors.HeaderTooLargeError, match=str(length)):
             open_archive(recording)
@@ -552,7 +555,7 @@ def test_a_header_that_is_not_utf8_is_refused(recording):
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_a_crash_while_writing_leaves_the_old_file_and_nothing_else(recording, monkeypatch, error):
-    before, real_digest, calls = recording.read_bytes(), archive._digest, []
+    before, real_digest, calls = recording.read_bytes(), archive.digest, []
 
     def failing_digest(data):
         calls.append(len(data))
@@ -561,7 +564,7 @@ def test_a_crash_while_writing_leaves_the_old_file_and_nothing_else(recording, m
             raise error("crash")
         return real_digest(data)
 
-    monkeypatch.setattr(archive, "_digest", failing_digest)
+    monkeypatch.setattr(archive, "digest", failing_digest)
     with pytest.raises(error, match="crash"):
         write(recording, TENSORS, {"other": 1}, blocks=BLOCKS)
     assert [path.name for path in recording.parent.iterdir()] == ["small.krn"]
@@ -639,7 +642,7 @@ def test_blocks_of_no_size_or_of_no_tensor_are_refused(tmp_path, blocks):
 
 
 def test_a_header_that_could_not_be_read_back_is_not_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(archive, "MAX_HEADER_BYTES", 500)
+    monkeypatch.setattr(module, "MAX_HEADER_BYTES", 500)
     with pytest.raises(errors.InputError, match="larger blocks"):
         write(tmp_path / "a.krn", {"x": torch.zeros(100)}, {}, blocks={"x": 1})
     assert list(tmp_path.iterdir()) == []

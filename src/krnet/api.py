@@ -25,6 +25,7 @@ from krnet import archive
 from krnet.config import PAPER_FITS, FitConfig, check_choice, from_dict, unknown_setting
 from krnet.errors import FeatureError, FidelityError, InputError, NonFiniteLossError, ProbeError, ResumeError
 from krnet.features import FeatureSource, check_labels, open_features
+from krnet.files import refuse_overwriting
 from krnet.metrics import fidelity
 from krnet.parallel import pick_device
 from krnet.recorders import krnet as _krnet  # noqa: F401  registers itself
@@ -82,7 +83,7 @@ def record(
     fit = from_dict(FitConfig, {**paper, "seed": seed, "device": device, **given})
 
     keep, path = _destination(out)
-    archive.refuse_overwriting([path], [given for given in (features, labels) if isinstance(given, str | os.PathLike)])
+    refuse_overwriting([path], [given for given in (features, labels) if isinstance(given, str | os.PathLike)])
     source = open_features(features, key=key)
     if resume and path.exists():
         return _finished(path, source, chosen, fit)

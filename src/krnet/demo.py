@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from krnet import api
-from krnet.archive import atomic_write
+from krnet.files import atomic_write
 from krnet.progress import Display
 
 NUM_TRAINED = 1347  # three quarters; accuracy is counted on the others

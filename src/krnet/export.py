@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from krnet.archive import AnyPath, atomic_write, refuse_overwriting
 from krnet.errors import InputError, UnknownSampleError
+from krnet.files import AnyPath, atomic_write, refuse_overwriting
 from krnet.replay import Recording
 from krnet.typed import Selection
 

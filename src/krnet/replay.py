@@ -20,6 +20,8 @@ from torch.utils.data import Dataset
 from krnet import archive
 from krnet.config import check_choice
 from krnet.errors import InputError, NotARecordingError, OversizedRecordingError, UnknownSampleError
+from krnet.files import atomic_write
+from krnet.header import RESTORE
 from krnet.parallel import pick_device
 from krnet.recorders.base import Replayer, written_by
 from krnet.samples import LABELS, Samples
@@ -188,7 +190,7 @@ class Recording:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Copy the file, once all of it has been checked."""
         self._archive.verify()
-        with archive.atomic_write(path) as target, self.path.open("rb") as file:
+        with atomic_write(path) as target, self.path.open("rb") as file:
             shutil.copyfileobj(file, target)
         return Path(path)
 
@@ -211,7 +213,7 @@ def _check_fields(kept: archive.Archive) -> None:
             good = abs(value) < 2**63  # JSON has numbers that no float holds
         if not good:
             raise NotARecordingError(
-                f"{kept.path}: metadata {field!r} is {value!r:.99}; expected another type of value. {archive.RESTORE}"
+                f"{kept.path}: metadata {field!r} is {value!r:.99}; expected another type of value. {RESTORE}"
             )
 
 
