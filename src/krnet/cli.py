@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import sys
-import textwrap
 from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,11 +19,21 @@ import typer
 from typer.core import TyperGroup
 
 from krnet import tables, typed
-from krnet.config import PRESETS, SCHEDULES, FitConfig, NetworkConfig, describe, unknown_setting
-from krnet.errors import KrnetError, SettingError
-
-GEOMETRY = {"channels", "height", "width", "vector"}  # follow from the features
-HAS_OPTION = {"iterations", "target_r2", "time_budget", "schedule", "seed", "device"}
+from krnet.config import PRESETS, SCHEDULES, FitConfig, NetworkConfig
+from krnet.errors import KrnetError
+from krnet.options import (
+    GEOMETRY,
+    Device,
+    Json,
+    Key,
+    Preset,
+    Quiet,
+    RecordingFile,
+    Set,
+    fit_option,
+    list_settings,
+    merge,
+)
 
 
 class Commands(TyperGroup):
@@ -50,65 +59,8 @@ def main() -> None:
     app(prog_name="krnet")
 
 
-def _merge(given: list[tuple[str, Any]], known: set[str], **options: Any) -> dict[str, Any]:
-    """Settings from --set and from options of their own; None means not given."""
-    merged = {name: value for name, value in options.items() if value is not None}
-    for name, value in given:
-        if name not in known:
-            raise unknown_setting(name, known)
-        if name in merged:
-            raise SettingError(f"{name} is given twice: {merged[name]!r} and {value!r}; give it once")
-        merged[name] = value
-    return merged
-
-
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-# ------------------------------------------------------------------ options
-
-
-def _fit_option(name: str, default: str, **more: Any) -> Any:
-    return typer.Option(f"--{name.replace('_', '-')}", help=describe(FitConfig)[name], show_default=default, **more)
-
-
-def _list_settings(*configs: type) -> str:
-    """What --set knows, for the end of a help page: name, default and description of each."""
-    lines = []
-    for field in (field for config in configs for field in fields(config)):
-        if field.name in GEOMETRY | HAS_OPTION:
-            continue
-        default = "by preset" if field.name in PRESETS["cifar100"] else str(field.default)
-        text = f"{describe(FitConfig).get(field.name) or describe(NetworkConfig)[field.name]} [default: {default}]"
-        lines += textwrap.wrap(text, 78, initial_indent=f"  {field.name:<14}", subsequent_indent=" " * 16)
-    title = "Settings for --set. Without a preset, sizes are solved from the features:"
-    # \b keeps the lines as they are.
-    return "\b\n" + "\n".join([title, *lines])
-
-
-Set = Annotated[
-    list[Any] | None,
-    typer.Option(
-        "--set",
-        parser=typed.parse_setting,
-        metavar="NAME=VALUE",
-        help="Any other setting, listed below; may be given several times.",
-        show_default=False,
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
-Preset = Annotated[
-    str | None,
-    typer.Option(help=f"Sizes of a network from the paper: {', '.join(PRESETS)}.", show_default="solved from the data"),
-]
-Device = Annotated[str | None, _fit_option("device", "cuda if there is one, else cpu")]
-Key = Annotated[
-    str | None,
-    typer.Option(help="Which array of a file that holds several.", show_default="the only one, or 'features'"),
-]
-RecordingFile = Annotated[Path, typer.Argument(metavar="FILE.krn", help="A recording.", show_default=False)]
 
 
 def _show_version(asked: bool) -> None:
@@ -133,10 +85,7 @@ def common(
     """Record feature maps in a network and replay them by sample ID."""
 
 
-# ------------------------------------------------------------------ commands
-
-
-@app.command(short_help="What a recording would take, before making it.", epilog=_list_settings(NetworkConfig))
+@app.command(short_help="What a recording would take, before making it.", epilog=list_settings(NetworkConfig))
 def plan(
     shape: Annotated[
         Any,
@@ -172,11 +121,11 @@ def plan(
     from krnet.plan import plan as make_plan
 
     known = {field.name for field in fields(NetworkConfig)} - GEOMETRY
-    made = make_plan(shape, class_counts, preset, **_merge(settings or [], known))
+    made = make_plan(shape, class_counts, preset, **merge(settings or [], known))
     tables.show(made, tables.plan_rows(made), as_json)
 
 
-@app.command(short_help="Features to a recording file.", epilog=_list_settings(FitConfig, NetworkConfig))
+@app.command(short_help="Features to a recording file.", epilog=list_settings(FitConfig, NetworkConfig))
 def record(
     features: Annotated[
         Path,
@@ -193,14 +142,14 @@ def record(
     preset: Preset = None,
     iterations: Annotated[
         int | None,
-        _fit_option("iterations", ", ".join(f"{n} with {name}" for name, n in SCHEDULES.items())),
+        fit_option("iterations", ", ".join(f"{n} with {name}" for name, n in SCHEDULES.items())),
     ] = None,
-    target_r2: Annotated[float | None, _fit_option("target_r2", "none")] = None,
+    target_r2: Annotated[float | None, fit_option("target_r2", "none")] = None,
     time_budget: Annotated[
-        Any, _fit_option("time_budget", "none", parser=typed.parse_duration, metavar="SECONDS|10m|1h30m")
+        Any, fit_option("time_budget", "none", parser=typed.parse_duration, metavar="SECONDS|10m|1h30m")
     ] = None,
-    schedule: Annotated[str | None, _fit_option("schedule", FitConfig.schedule, metavar="|".join(SCHEDULES))] = None,
-    seed: Annotated[int | None, _fit_option("seed", str(FitConfig.seed))] = None,
+    schedule: Annotated[str | None, fit_option("schedule", FitConfig.schedule, metavar="|".join(SCHEDULES))] = None,
+    seed: Annotated[int | None, fit_option("seed", str(FitConfig.seed))] = None,
     device: Device = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the checkpoint OUT.krn.ckpt of a run that was stopped.")
@@ -222,7 +171,7 @@ def record(
     from krnet.progress import Display
     from krnet.recorders.base import choose
 
-    given = _merge(
+    given = merge(
         settings or [],
         {field.name for field in fields(FitConfig)} | choose(recorder).setting_names,
         iterations=iterations,

@@ -1,0 +1,71 @@
+"""Options that several commands share, and --set: their help comes from the settings' own descriptions."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from krnet import typed
+from krnet.config import PRESETS, FitConfig, NetworkConfig, describe, unknown_setting
+from krnet.errors import SettingError
+
+GEOMETRY = {"channels", "height", "width", "vector"}  # follow from the features
+HAS_OPTION = {"iterations", "target_r2", "time_budget", "schedule", "seed", "device"}
+
+
+def merge(given: list[tuple[str, Any]], known: set[str], **options: Any) -> dict[str, Any]:
+    """Settings from --set and from options of their own; None means not given."""
+    merged = {name: value for name, value in options.items() if value is not None}
+    for name, value in given:
+        if name not in known:
+            raise unknown_setting(name, known)
+        if name in merged:
+            raise SettingError(f"{name} is given twice: {merged[name]!r} and {value!r}; give it once")
+        merged[name] = value
+    return merged
+
+
+def fit_option(name: str, default: str, **more: Any) -> Any:
+    return typer.Option(f"--{name.replace('_', '-')}", help=describe(FitConfig)[name], show_default=default, **more)
+
+
+def list_settings(*configs: type) -> str:
+    """What --set knows, for the end of a help page: name, default and description of each."""
+    lines = []
+    for field in (field for config in configs for field in fields(config)):
+        if field.name in GEOMETRY | HAS_OPTION:
+            continue
+        default = "by preset" if field.name in PRESETS["cifar100"] else str(field.default)
+        text = f"{describe(FitConfig).get(field.name) or describe(NetworkConfig)[field.name]} [default: {default}]"
+        lines += textwrap.wrap(text, 78, initial_indent=f"  {field.name:<14}", subsequent_indent=" " * 16)
+    title = "Settings for --set. Without a preset, sizes are solved from the features:"
+    # \b keeps the lines as they are.
+    return "\b\n" + "\n".join([title, *lines])
+
+
+Set = Annotated[
+    list[Any] | None,
+    typer.Option(
+        "--set",
+        parser=typed.parse_setting,
+        metavar="NAME=VALUE",
+        help="Any other setting, listed below; may be given several times.",
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
+Preset = Annotated[
+    str | None,
+    typer.Option(help=f"Sizes of a network from the paper: {', '.join(PRESETS)}.", show_default="solved from the data"),
+]
+Device = Annotated[str | None, fit_option("device", "cuda if there is one, else cpu")]
+Key = Annotated[
+    str | None,
+    typer.Option(help="Which array of a file that holds several.", show_default="the only one, or 'features'"),
+]
+RecordingFile = Annotated[Path, typer.Argument(metavar="FILE.krn", help="A recording.", show_default=False)]
