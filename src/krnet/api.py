@@ -55,6 +55,7 @@ def record(
     seed: int = 0,
     device: str | None = None,
     head: nn.Module | None = None,
+    start: AnyPath | Recording | None = None,
     key: str | None = None,
     watch: Callable[[Status, float], None] | None = None,
     **settings: Any,
@@ -66,6 +67,7 @@ def record(
     out        file to write; by default a temporary one that lives as long as the Recording
     resume     go on from a checkpoint beside `out`; a finished file is returned at once
     head       a frozen module to see the features through (L_kr2, weight `gamma`)
+    start      an earlier recording to start from: its samples need not be learnt anew
     key        which array of a file that holds several
     watch      called with (Status, R2 of the latest batches) while fitting
 
@@ -98,6 +100,7 @@ def record(
         preset=preset,
         settings={name: value for name, value in settings.items() if name not in fit_names},
         head=head,
+        start=open(start) if isinstance(start, str | os.PathLike) else start,
         checkpoint=None if out is None else _checkpoint_path(path),
         resume=resume,
         watch=watch,
@@ -176,6 +179,7 @@ def describe(job: Job, recorder: Recorder, content: Content) -> tuple[dict[str, 
         "probe.ids": probe,
         "probe.values": _probe(replayer.decode(probe)),
     }
+    start = None if job.start is None else job.start.fingerprint
     metadata = {
         "kind": "recording",
         "recorder": recorder.name,
@@ -184,7 +188,7 @@ def describe(job: Job, recorder: Recorder, content: Content) -> tuple[dict[str, 
         "feature_bytes": job.source.nbytes,
         "feature_dtype": str(job.source.dtype).removeprefix("torch."),
         "settings": content.settings,
-        "fit": {**asdict(job.fit), "preset": job.preset, "head": job.head is not None},
+        "fit": {**asdict(job.fit), "preset": job.preset, "head": job.head is not None, "start": start},
         "metrics": metrics,
         "iterations": content.iterations,
         "stopped_by": content.stopped_by,

@@ -118,6 +118,8 @@ class Archive:
     nbytes: int
     """Size of the whole file."""
     version: int
+    checksum: str
+    """Of the header, which holds those of all tensors: equal for equal files alone."""
     metadata: dict[str, Any]
     """The writer's own keys, decoded."""
     _entries: dict[str, Entry]
@@ -220,7 +222,7 @@ def open_archive(path: AnyPath) -> Archive:
     values = {key: parse_json(path, f"metadata {key!r}", fields[key]) for key in sorted(fields.keys() - RESERVED)}
     checksums = parse_json(path, "metadata 'checksums'", fields.get("checksums"))
     entries = parse_table(path, table, checksums, data_bytes=nbytes - len(head))
-    return Archive(path, nbytes, version, values, entries, len(head))
+    return Archive(path, nbytes, version, fields["checksum"], values, entries, len(head))
 
 
 def _open(path: Path) -> BufferedReader:

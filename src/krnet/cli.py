@@ -154,6 +154,10 @@ def record(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the checkpoint OUT.krn.ckpt of a run that was stopped.")
     ] = False,
+    start: Annotated[
+        Path | None,
+        typer.Option(metavar="OLD.krn", help="Start from an earlier recording of fewer samples.", show_default="none"),
+    ] = None,
     recorder: Annotated[str, typer.Option(help="Way to store the features.")] = "krnet",
     settings: Set = None,
     as_json: Json = False,
@@ -189,8 +193,8 @@ def record(
         with Display(quiet) as display:
             display.phase("reading the features")
             recording = api.record(
-                features, labels, recorder=recorder, preset=preset, resume=resume, out=out, key=key, watch=display.fit,
-                **given,
+                features, labels, recorder=recorder, preset=preset, resume=resume, out=out, key=key,
+                start=start, watch=display.fit, **given,
             )  # fmt: skip
     except KeyboardInterrupt:
         if _changed(checkpoint) not in (None, before):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,25 @@ class Recording:
     def __getstate__(self) -> dict[str, Any]:
         # Workers read the weights themselves: cheaper than sending them, and nothing on a GPU is sent.
         return {**self.__dict__, "_replayer": None, "_keep": None}
+
+    @property
+    def fingerprint(self) -> str:
+        """The header's checksum, which covers those of all tensors: it names the file's content."""
+        return self._archive.checksum
+
+    @property
+    def recorder(self) -> str:
+        """Name of the recorder that wrote the file."""
+        return self._recorder.name
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The recorder's own settings."""
+        return dict(self._archive.metadata["settings"])
+
+    def tensor(self, name: str, *, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A stored tensor, checked: for recorders that start from this recording."""
+        return self._archive.tensor(name, shape=shape, dtype=dtype)
 
     @property
     def path(self) -> Path:

@@ -39,6 +39,8 @@ class Job:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The recorder's own settings, as given by the caller."""
     head: nn.Module | None = None
+    start: Any = None
+    """An earlier Recording to start from."""
     checkpoint: Path | None = None
     resume: bool = False
     watch: Callable[[Status, float], None] | None = None

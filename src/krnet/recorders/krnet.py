@@ -30,6 +30,7 @@ from krnet.feed import Feed
 from krnet.metrics import fidelity, r_squared
 from krnet.optimizers import Muon
 from krnet.recorders.base import Content, Job, Recorder, Replayer, TensorStore, register
+from krnet.recorders.warm import carry_over, earlier_config
 from krnet.samples import Samples
 from krnet.scan import denormalise, normalise
 from krnet.sizing import map_shape, preset_config, sizes_for
@@ -88,6 +89,8 @@ class KRNetFit:
             net = KRNet(config, table.num_groups)
         stats = job.stats
         net.decoder.output.start_from(stats.normalised_mean.float(), stats.normalised_std.float())
+        if job.start is not None:
+            carry_over(net, job.start, job.samples, table, stats.low, stats.high)
         self.net = net.to(self.device)
         self.group, self.slot = table.group.to(self.device), table.slot.to(self.device)
         self.low, self.high = stats.low.to(self.device), stats.high.to(self.device)
@@ -204,6 +207,8 @@ class KRNetRecorder(Recorder):
     }
 
     def config(self, job: Job) -> NetworkConfig:
+        if job.start is not None:
+            return earlier_config(job.source.shape, job.start, job.preset, job.settings)
         if job.preset is not None:
             return preset_config(job.source.shape, job.preset, **job.settings)
         # Without the last norm Adam's steps, as large as the paper's, push the output below zero, where it stays.
@@ -288,6 +293,7 @@ def fit_fingerprint(job: Job) -> dict[str, Any]:
     labels, head = job.samples.labels, job.head
     kept["labels"] = None if labels is None else digest([labels])
     kept["head"] = None if head is None else digest(head.state_dict().values())
+    kept["start"] = None if job.start is None else job.start.fingerprint
     kept["gamma"] = None if head is None else job.fit.gamma
     return kept
 

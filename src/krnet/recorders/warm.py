@@ -1,0 +1,83 @@
+"""Start a KRNet from an earlier one, so that recording more samples costs what is new.
+
+    earlier recording + the new features' groups and range -> weights to start from
+
+Layers are taken over as they are. A group takes over the vectors of the earlier group of the same class and place in
+that class; others start at random. Where new samples widen a channel's range, the last module is rescaled to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from krnet.config import NetworkConfig, from_dict
+from krnet.embedding import GroupTable
+from krnet.errors import InputError
+from krnet.samples import Samples
+from krnet.sizing import preset_config
+
+VECTORS = ("embed.static", "embed.dynamic")
+
+
+def earlier_config(
+    shape: tuple[int, ...], start: Any, preset: str | None, settings: Mapping[str, Any]
+) -> NetworkConfig:
+    """The earlier network's sizes; preset and settings may repeat them and not change them."""
+    if start.recorder != "krnet" or start.shape != shape:
+        raise InputError(
+            f"{start.path}: a recording of {start.shape} by {start.recorder}; these features are {shape} and need one "
+            f"of the same shape by krnet to start from"
+        )
+    kept = {name: value for name, value in start.settings.items() if name != "groups"}
+    if preset is not None and asdict(preset_config(shape, preset, **settings)) != kept:
+        raise InputError(f"{start.path}: is not of preset {preset!r}; a network that starts from it has its sizes")
+    for name, value in settings.items():
+        if kept[name] != value:
+            raise InputError(
+                f"{start.path}: has {name} {kept[name]!r}, not {value!r}; a network that starts from it has its sizes"
+            )
+    return from_dict(NetworkConfig, kept)
+
+
+def carry_over(
+    net: torch.nn.Module, start: Any, samples: Samples, table: GroupTable, low: Tensor, high: Tensor
+) -> None:
+    """Load what the earlier recording knows into `net`, whose groups are those of `table`."""
+    group_size = table.group_size
+    old_table = GroupTable.build(len(start), start.labels, group_size)
+    places = _places(start.labels, old_table), _places(samples.labels, table)
+    earlier = {place: index for index, place in enumerate(places[0])}
+    pairs = [(new, earlier[place]) for new, place in enumerate(places[1]) if place in earlier]
+    with torch.no_grad():
+        for name, own in net.state_dict().items():
+            shape = (old_table.num_groups, group_size) if name in VECTORS else own.shape
+            old = start.tensor(f"net.{name}", shape=shape, dtype=torch.float32)
+            if name not in VECTORS:
+                own.copy_(old)
+            elif pairs:
+                new_rows, old_rows = (torch.tensor(side) for side in zip(*pairs, strict=True))
+                own[new_rows] = old[old_rows]
+        old_low, old_high = (start.tensor(name, shape=low.shape, dtype=torch.float32) for name in ("low", "high"))
+        span = torch.where(high > low, high - low, torch.ones_like(high))
+        scale = (old_high - old_low) / span
+        norm = net.get_submodule("decoder.output.norm")
+        norm.weight.mul_(scale)  # type: ignore[operator]
+        norm.bias.mul_(scale).add_((old_low - low) / span)  # type: ignore[operator]
+
+
+def _places(labels: Tensor | None, table: GroupTable) -> list[tuple[int | None, int]]:
+    """Of each group: its class, and its number among the groups of that class."""
+    first = torch.zeros(table.num_groups, dtype=torch.long)
+    first[table.group.flip(0)] = torch.arange(len(table.group)).flip(0)  # the first sample of each group
+    classes = [None] * table.num_groups if labels is None else labels[first].tolist()
+    seen: dict[int | None, int] = {}
+    places = []
+    for name in classes:
+        places.append((name, seen.get(name, 0)))
+        seen[name] = seen.get(name, 0) + 1
+    return places
