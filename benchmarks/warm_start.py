@@ -1,0 +1,49 @@
+"""What it is worth to start from an earlier recording: 400 maps recorded, then 600 of which those are the first.
+
+python benchmarks/warm_start.py runs/base      # about a minute on two CPU cores
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+
+import krnet
+from krnet import ledger
+
+SIZES = {"group_size": 32, "d0": 96, "c0": 24, "c1": 64}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("base", type=Path, help="folder written by cifar100_base.py")
+    parser.add_argument("--iterations", type=int, default=120)
+    args = parser.parse_args()
+    labels = np.load(args.base / "labels.npy")[:1000]
+    order = np.argsort(labels, kind="stable")  # class by class, as tasks bring them
+    features, labels = np.load(args.base / "features.npy")[:1000][order], labels[order]
+    earlier = krnet.record(features[:400], labels[:400], iterations=250, **SIZES)
+    variants = {
+        "cold": SIZES,
+        "warm": {"start": earlier},
+        "warm, a third of the learning rates": {"start": earlier, "lr": 1e-3, "muon_lr": 3.3e-3},
+    }
+    for name, settings in variants.items():
+        started = time.perf_counter()
+        recording = krnet.record(features[:600], labels[:600], iterations=args.iterations, **settings)
+        r2 = recording.info()["r2"]
+        ledger.append(
+            "warm-start",
+            settings={"variant": name, "samples": 600, "earlier_samples": 400, "iterations": args.iterations, **SIZES},
+            metrics={"r2": r2, "earlier_r2": earlier.info()["r2"]},
+            seconds=time.perf_counter() - started,
+            seed=0,
+            class_order="lucir1993",
+            files=[recording.path],
+        )
+        print(f"{name:40s} R2 {r2:.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
