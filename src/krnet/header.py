@@ -124,12 +124,12 @@ def read_head(path: Path, file: BufferedReader, nbytes: int) -> bytes:
     """The length bytes and the header; nothing is allocated on the word of an unchecked length."""
     start = file.read(LENGTH_BYTES + len(MAGIC))
     length, magic = int.from_bytes(start[:LENGTH_BYTES], "little"), start[LENGTH_BYTES:]
-    if len(start) >= LENGTH_BYTES and length > MAX_HEADER_BYTES:
-        found, advice = f"claims a header of {length} bytes", f"Damaged, or not a recording (.krn). {RESTORE}"
-        raise refuse(errors.HeaderTooLargeError, path, found, f"at most {MAX_HEADER_BYTES}", advice)
     if not MAGIC.startswith(magic):
         found, advice = f"{magic!r} at byte {LENGTH_BYTES}", "This is no recording: check the path"
         raise refuse(errors.NotARecordingError, path, found, f"{MAGIC!r}", advice)
+    if len(start) >= LENGTH_BYTES and length > MAX_HEADER_BYTES:
+        found, advice = f"claims a header of {length} bytes", f"Damaged. {RESTORE}"
+        raise refuse(errors.HeaderTooLargeError, path, found, f"at most {MAX_HEADER_BYTES}", advice)
     end = LENGTH_BYTES + max(length, len(MAGIC))
     head = start + file.read(end - len(start))
     if len(head) < end:
