@@ -60,6 +60,7 @@ def main():
     parser.add_argument("--iterations", type=int, default=250)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    ledger.commit()  # of the code that runs, not of what it has become by the end
     features = np.load(args.base / "features.npy", mmap_mode="r")[: args.samples]
     labels = np.load(args.base / "labels.npy")[: args.samples]
     for name, (settings, patches) in VARIANTS.items():

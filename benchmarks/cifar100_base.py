@@ -23,6 +23,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
+from krnet import ledger
+
 MEAN, STD = (0.5071, 0.4866, 0.4409), (0.2009, 0.1984, 0.2023)
 
 
@@ -161,6 +163,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
+    ledger.commit()  # of the code that runs, not of what it has become by the end
     torch.manual_seed(args.seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
@@ -193,8 +196,6 @@ def main():
     state = nn.Sequential(trunk, head).state_dict()
     save_file({k: v.contiguous().cpu() for k, v in state.items()}, args.out / "network.safetensors")
     if not args.network and not args.limit:
-        from krnet import ledger
-
         ledger.append(
             "cifar100-base-task",
             settings={"epochs": args.epochs, "network": "resnet32, option B, cut after block 11"},

@@ -45,6 +45,7 @@ def main():
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="any other setting")
     parser.add_argument("--recipe", default="cifar100-record")
     args = parser.parse_args()
+    ledger.commit()  # of the code that runs, not of what it has become by the end
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     features = np.load(args.base / "features.npy", mmap_mode="r")[: args.limit]

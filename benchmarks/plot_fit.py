@@ -24,6 +24,8 @@ def main():
     for recipe, (title, colour) in LINES.items():
         metrics = rows[recipe]["metrics"]
         curve = [(i, r2) for i, _, r2 in metrics["curve"] if r2 > 0]
+        if not rows[recipe]["settings"]["network"]["last_norm"]:
+            title += ", no last norm"
         axes.plot(*zip(*curve, strict=True), color=colour, label=f"{title}: R² {metrics['r2']:.3f}")
         axes.plot(metrics["iterations"], metrics["r2"], "o", color=colour)
     axes.axhline(0.98, color="grey", lw=0.8, ls=":")

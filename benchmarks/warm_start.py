@@ -20,6 +20,7 @@ def main():
     parser.add_argument("base", type=Path, help="folder written by cifar100_base.py")
     parser.add_argument("--iterations", type=int, default=120)
     args = parser.parse_args()
+    ledger.commit()  # of the code that runs, not of what it has become by the end
     labels = np.load(args.base / "labels.npy")[:1000]
     order = np.argsort(labels, kind="stable")  # class by class, as tasks bring them
     features, labels = np.load(args.base / "features.npy")[:1000][order], labels[order]

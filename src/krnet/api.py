@@ -85,7 +85,8 @@ def record(
     fit = from_dict(FitConfig, {**paper, "seed": seed, "device": device, **given})
 
     keep, path = _destination(out)
-    refuse_overwriting([path], [given for given in (features, labels) if isinstance(given, str | os.PathLike)])
+    inputs = [item for item in (features, labels) if isinstance(item, str | os.PathLike)]
+    refuse_overwriting([path], inputs)
     source = open_features(features, key=key)
     if resume and path.exists():
         return _finished(path, source, chosen, fit)

@@ -75,6 +75,12 @@ class Output(nn.Module):
         self.norm.bias.copy_(mean)
         self.norm.weight.copy_(std)
 
+    @torch.no_grad()
+    def rescale(self, scale: Tensor, shift: Tensor) -> None:
+        """Turn each channel's output y into scale y + shift (exactly, where that stays above zero)."""
+        self.norm.weight.mul_(scale)
+        self.norm.bias.mul_(scale).add_(shift)
+
 
 class Decoder(nn.Module):
     def __init__(self, config: NetworkConfig, d_in: int):

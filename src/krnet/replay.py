@@ -79,7 +79,7 @@ class Recording:
         """The recorder's own settings."""
         return dict(self._archive.metadata["settings"])
 
-    def tensor(self, name: str, *, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    def tensor(self, name: str, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """A stored tensor, checked: for recorders that start from this recording."""
         return self._archive.tensor(name, shape=shape, dtype=dtype)
 

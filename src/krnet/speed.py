@@ -13,8 +13,9 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 from krnet import api, ledger, parallel
 from krnet.config import FitConfig, NetworkConfig
 from krnet.embedding import GroupTable
-from krnet.features import check_labels, open_features
+from krnet.features import FeatureSource, check_labels, open_features
 from krnet.recorders.base import Job
 from krnet.recorders.krnet import KRNet, KRNetFit, KRNetRecorder, batch_size
 from krnet.samples import Samples
@@ -132,12 +133,12 @@ def bench(
     result: dict[str, Any] = {"device": ledger.device_name(), "preset": preset, **limits, "steps": {}}
     fits: dict[str, KRNetFit] = {}
     for schedule in ("paper", "fast"):
-        for plain in (True, False):
-            name = f"{'adam' if schedule == 'paper' else 'muon'}{' plain' if plain else ''}"
-            if plain and where.type == "cpu":
+        for eager in (True, False):
+            name = f"{'adam' if schedule == 'paper' else 'muon'}{' plain' if eager else ''}"
+            if eager and where.type == "cpu":
                 continue  # there the plain version is the only one
             say(f"step: {name}")
-            fit = FitConfig(schedule=schedule, device=str(where), compile=not plain, **settings)
+            fit = FitConfig(schedule=schedule, device=str(where), compile=not eager, **settings)
             job = Job(source, samples, stats, fit, where, preset=preset)
             started = time.perf_counter()
             config = KRNetRecorder().config(job)
@@ -147,7 +148,7 @@ def bench(
             parallel.synchronise(where)
             ready_s = time.perf_counter() - started
             iteration = iter(range(1, 1 << 30))
-            step_s = timed(lambda t=trainee, i=iteration: t.step(next(i), 0.5), where, 2.0)  # type: ignore[misc]
+            step_s = timed(partial(next_step, trainee, iteration), where, 2.0)
             work = step_work(config, table.num_groups, batch_size(job), 2 if where.type == "cuda" else 4)
             floor_s = work.floor_s(limits)
             result["steps"][name] = {
@@ -172,6 +173,21 @@ def bench(
     return result
 
 
+def next_step(trainee: KRNetFit, iterations: Iterator[int]) -> Tensor:
+    return trainee.step(next(iterations), 0.5)
+
+
+@torch.inference_mode()
+def plain(net: nn.Module, group: Tensor, slot: Tensor) -> Tensor:
+    """The network as it is written, in fp32."""
+    with parallel.exact():
+        return net(group, slot)
+
+
+def from_disk(source: FeatureSource, ids: Tensor, device: torch.device) -> Tensor:
+    return source.read(ids).to(device)
+
+
 def bench_replay(
     trainee: KRNetFit, shape: tuple[int, ...], samples: Samples, device: torch.device, say: Callable[[str], None]
 ) -> dict[str, Any]:
@@ -188,17 +204,11 @@ def bench_replay(
             say(f"replay: batch {batch}")
             ids = torch.randint(samples.num_samples, (batch,), generator=generator)
             group, slot = table.group[ids].to(device), table.slot[ids].to(device)
-
-            @torch.inference_mode()
-            def plain(group: Tensor = group, slot: Tensor = slot) -> Tensor:
-                with parallel.exact():
-                    return trainee.net(group, slot)
-
             ways: dict[str, Callable[[], Tensor]] = {
-                "exact": lambda ids=ids: replayer.decode(ids),  # type: ignore[misc]
-                "fast": lambda ids=ids: replayer.decode(ids, fast=True),  # type: ignore[misc]
-                "plain": plain,
-                "raw_from_disk": lambda ids=ids: raw.read(ids).to(device),  # type: ignore[misc]
+                "exact": partial(replayer.decode, ids),
+                "fast": partial(replayer.decode, ids, fast=True),
+                "plain": partial(plain, trainee.net, group, slot),
+                "raw_from_disk": partial(from_disk, raw, ids, device),
             }
             result[str(batch)] = {name: batch / timed(run, device) for name, run in ways.items()}
     return result

@@ -26,6 +26,30 @@ from krnet.scan import FeatureStats
 from krnet.training import Status
 
 
+class TensorStore(Protocol):
+    """A Content or an Archive."""
+
+    def tensor(self, name: str, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Tensor: ...
+
+
+class Earlier(TensorStore, Protocol):
+    """A finished recording to start from: what a recorder may ask of a Recording, which is defined further down."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def recorder(self) -> str: ...
+    @property
+    def settings(self) -> dict[str, Any]: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def labels(self) -> Tensor | None: ...
+    def __len__(self) -> int: ...
+
+
 @dataclass(frozen=True)
 class Job:
     """Everything a recorder may need to fit."""
@@ -39,8 +63,7 @@ class Job:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The recorder's own settings, as given by the caller."""
     head: nn.Module | None = None
-    start: Any = None
-    """An earlier Recording to start from."""
+    start: Earlier | None = None
     checkpoint: Path | None = None
     resume: bool = False
     watch: Callable[[Status, float], None] | None = None
@@ -65,12 +88,6 @@ class Content:
         if (shape is not None and tuple(shape) != tuple(found.shape)) or dtype not in (None, found.dtype):
             raise TensorShapeError(f"tensor {name!r} is {found.dtype} {tuple(found.shape)}; expected {dtype} {shape}")
         return found
-
-
-class TensorStore(Protocol):
-    """A Content or an Archive."""
-
-    def tensor(self, name: str, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Tensor: ...
 
 
 class Replayer(ABC):

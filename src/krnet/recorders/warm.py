@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from krnet.config import NetworkConfig, from_dict
+from krnet.decoder import Output
 from krnet.embedding import GroupTable
 from krnet.errors import InputError
+from krnet.recorders.base import Earlier
 from krnet.samples import Samples
 from krnet.sizing import preset_config
 
@@ -25,7 +27,7 @@ VECTORS = ("embed.static", "embed.dynamic")
 
 
 def earlier_config(
-    shape: tuple[int, ...], start: Any, preset: str | None, settings: Mapping[str, Any]
+    shape: tuple[int, ...], start: Earlier, preset: str | None, settings: Mapping[str, Any]
 ) -> NetworkConfig:
     """The earlier network's sizes; preset and settings may repeat them and not change them."""
     if start.recorder != "krnet" or start.shape != shape:
@@ -45,7 +47,7 @@ def earlier_config(
 
 
 def carry_over(
-    net: torch.nn.Module, start: Any, samples: Samples, table: GroupTable, low: Tensor, high: Tensor
+    net: torch.nn.Module, start: Earlier, samples: Samples, table: GroupTable, low: Tensor, high: Tensor
 ) -> None:
     """Load what the earlier recording knows into `net`, whose groups are those of `table`."""
     group_size = table.group_size
@@ -64,10 +66,9 @@ def carry_over(
                 own[new_rows] = old[old_rows]
         old_low, old_high = (start.tensor(name, shape=low.shape, dtype=torch.float32) for name in ("low", "high"))
         span = torch.where(high > low, high - low, torch.ones_like(high))
-        scale = (old_high - old_low) / span
-        norm = net.get_submodule("decoder.output.norm")
-        norm.weight.mul_(scale)  # type: ignore[operator]
-        norm.bias.mul_(scale).add_((old_low - low) / span)  # type: ignore[operator]
+        output = net.get_submodule("decoder.output")
+        assert isinstance(output, Output), f"the last module is a {type(output).__name__}"
+        output.rescale((old_high - old_low) / span, (old_low - low) / span)
 
 
 def _places(labels: Tensor | None, table: GroupTable) -> list[tuple[int | None, int]]:
