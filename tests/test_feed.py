@@ -62,7 +62,7 @@ def test_epochs_differ_from_each_other_and_from_the_order_of_ids():
 @pytest.mark.parametrize("order", [range(20), [0, 5, 6, 7, 3, 19, 0, 0, 1]], ids=["in turn", "with jumps"])
 def test_what_is_streamed_is_what_lies_at_those_ids(order):
     feed = Feed(streaming(), 16, 0, CPU)
-    assert feed.values is None
+    assert feed.resident is None
     for iteration in order:
         ids, values = feed.batch(iteration)
         assert torch.equal(ids, feed.ids(iteration)) and torch.equal(values, VALUES[ids])
@@ -72,8 +72,9 @@ def test_what_is_streamed_is_what_lies_at_those_ids(order):
 def test_resident_features_are_gathered_where_they_lie_and_come_in_their_own_type():
     values = VALUES.half()
     feed = Feed(open_features(values), 16, 0, CPU)
-    assert feed.values.data_ptr() == values.data_ptr()
-    ids, batch = feed.batch(3)
+    assert feed.resident.data_ptr() == values.data_ptr()
+    (ids,) = feed.batch(3)
+    batch = feed.values(ids)
     assert batch.dtype == torch.float16 and torch.equal(batch, values[ids])
 
 

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from krnet.config import NetworkConfig
-from krnet.embedding import NEGATIVE_SLOPE, NORM_GROUPS, FCModule
+from krnet.embedding import NORM_GROUPS, FCModule
+from krnet.layers import NEGATIVE_SLOPE, depthwise_block, norm_act
 
 
 def norm(channels: int) -> nn.GroupNorm:
@@ -38,8 +39,18 @@ class BasicBlock(nn.Module):
         self.norm2 = norm(channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.leaky_relu(self.norm1(self.conv1(x)), NEGATIVE_SLOPE)
-        return F.leaky_relu(self.norm2(self.conv2(y)) + x, NEGATIVE_SLOPE)
+        if self.conv1.groups > 1:
+            return depthwise_block(x, self.conv1, self.norm1, self.conv2, self.norm2)
+        return norm_act(self.conv2(norm_act(self.conv1(x), self.norm1)), self.norm2, skip=x)
+
+
+class DeconvModule(nn.Sequential):
+    """Deconvolution, GroupNorm, Leaky-ReLU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer, norm = self
+        assert isinstance(norm, nn.GroupNorm)
+        return norm_act(layer(x), norm)
 
 
 class Affine(nn.Module):
@@ -67,7 +78,12 @@ class Output(nn.Module):
             nn.init.normal_(layer.weight, std=layer.weight[0].numel() ** -0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.leaky_relu(self.norm(self.layer(x)), NEGATIVE_SLOPE)
+        x = self.layer(x)
+        return (
+            norm_act(x, self.norm)
+            if isinstance(self.norm, nn.GroupNorm)
+            else F.leaky_relu(self.norm(x), NEGATIVE_SLOPE)
+        )
 
     @torch.no_grad()
     def start_from(self, mean: Tensor, std: Tensor) -> None:
@@ -97,12 +113,11 @@ class Decoder(nn.Module):
         else:
             before, after = config.conv_before, config.conv_after
             self.before = nn.Sequential(*[BasicBlock(c0, before) for _ in range(4)])
-            self.deconv = nn.Sequential(
+            self.deconv = DeconvModule(
                 nn.ConvTranspose2d(
                     c0, c1, 5, config.stride, padding=2, output_padding=config.output_padding, bias=False
                 ),
                 norm(c1),
-                nn.LeakyReLU(NEGATIVE_SLOPE),
             )
             self.after = nn.Sequential(*[BasicBlock(c1, after) for _ in range(2)])
             last = convolution(c1, c, after)
@@ -110,7 +125,7 @@ class Decoder(nn.Module):
         self.vector = config.vector
 
     def forward(self, embedding: Tensor) -> Tensor:
-        x = self.fc1(self.fc0(embedding))
-        if not self.vector:
-            x = self.after(self.deconv(self.before(x.unflatten(1, self.start_shape))))
-        return self.output(x)
+        x = self.fc0(embedding)
+        if self.vector:
+            return self.output(self.fc1(x))
+        return self.output(self.after(self.deconv(self.before(self.fc1(x, self.start_shape)))))

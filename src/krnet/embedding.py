@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-NEGATIVE_SLOPE = 1e-4
+from krnet.layers import norm_act
+
 NORM_GROUPS = 2
 
 
@@ -74,8 +75,13 @@ class FCModule(nn.Sequential):
         super().__init__(
             nn.Linear(d_in, d_out, bias=False),
             nn.GroupNorm(NORM_GROUPS, d_out),
-            nn.LeakyReLU(NEGATIVE_SLOPE),
         )
+
+    def forward(self, x: Tensor, shape: tuple[int, int, int] | None = None) -> Tensor:
+        """(B, d_in) -> (B, d_out), or a batch of maps of the given shape."""
+        layer, norm = self
+        assert isinstance(norm, nn.GroupNorm)
+        return norm_act(layer(x), norm, shape=shape)
 
 
 class BatchedIDEmbedding(nn.Module):

@@ -3,6 +3,8 @@
     KrnetError
       InputError            the caller's data or settings are refused (also a ValueError)
         FeatureError  LabelError  SettingError  ResumeError
+        DataError           images that cannot be learned from
+          UnsafePickleError
       FitError              recording started and could not go on
         NonFiniteLossError
       RecordingError        a recording file is damaged, foreign or asked for what it lacks
@@ -25,6 +27,14 @@ class FeatureError(InputError):
 
 class LabelError(InputError):
     """Labels that do not fit the features."""
+
+
+class DataError(InputError):
+    """Images that cannot be learned from: missing, unreadable, of the wrong type or shape."""
+
+
+class UnsafePickleError(DataError):
+    """A pickle that asks for more than arrays and plain values: loading it could run anything."""
 
 
 class SettingError(InputError):

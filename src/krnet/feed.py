@@ -1,10 +1,11 @@
 """Which samples come when, and their values on the device.
 
-    iteration -> Feed.batch -> ids (B,), values (B, *shape)
+    iteration -> Feed.batch  -> ids (B,), and values (B, *shape) where they are not on the device anyhow
+              -> Feed.values -> values (B, *shape); no more than a gather, so that it may be part of a graph
 
 The order is a function of seed and iteration alone, so a resumed fit sees what an uninterrupted one would.
 Features that lie in memory, or fit on the GPU, are gathered there; others are read from where they lie, a few
-batches ahead, in runs of neighbours long enough for a disk.
+batches ahead, in runs of neighbours long enough for a disk, and cross to the GPU while it works on the batch before.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ class Feed:
         self.source, self.device, self.seed = source, device, seed
         self.num_samples = len(source)
         self.batch_size = min(batch_size, self.num_samples)
-        self.values = self._resident()
+        self.resident = self._resident()
         # Neighbours in a batch are a little worse to learn from, hence eight runs a batch at the least.
         run = -(-RUN_BYTES // source.sample_bytes)
-        self.run = 1 if self.values is not None else max(1, min(run, self.batch_size // 8))
+        self.run = 1 if self.resident is not None else max(1, min(run, self.batch_size // 8))
         self._epoch = lru_cache(maxsize=2)(self._shuffle)
-        self._pool = ThreadPoolExecutor(1) if self.values is None else None
+        self._pool = ThreadPoolExecutor(1) if self.resident is None else None
+        self._side = torch.cuda.Stream(device) if self._pool and device.type == "cuda" else None
         self._waiting: deque[tuple[int, Future[tuple[Tensor, Tensor]]]] = deque()
 
     def _resident(self) -> Tensor | None:
@@ -49,10 +51,10 @@ class Feed:
         return values
 
     def _shuffle(self, epoch: int) -> Tensor:
-        """All IDs once, runs of neighbours kept together."""
+        """All IDs once, runs of neighbours kept together; on the device, if the values are."""
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) % 2**63)
-        if self.run == 1:
-            return torch.randperm(self.num_samples, generator=generator)
+        if self.resident is not None:
+            return torch.randperm(self.num_samples, generator=generator).to(self.device)
         runs = torch.randperm(-(-self.num_samples // self.run), generator=generator)
         ids = (runs[:, None] * self.run + torch.arange(self.run)).flatten()
         return ids[ids < self.num_samples]
@@ -65,24 +67,38 @@ class Feed:
             epoch, offset = divmod(begin, self.num_samples)
             parts.append(self._epoch(epoch)[offset : offset + need])
             begin, need = begin + len(parts[-1]), need - len(parts[-1])
-        return torch.cat(parts)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def batch(self, iteration: int) -> tuple[Tensor, Tensor]:
-        if self.values is not None:
-            ids = self.ids(iteration).to(self.device, non_blocking=True)
-            return ids, self.values.index_select(0, ids)
+    def batch(self, iteration: int) -> tuple[Tensor, ...]:
+        """What `values` needs, on the device."""
+        if self.resident is not None:
+            return (self.ids(iteration),)
         while self._waiting and self._waiting[0][0] != iteration:
             self._waiting.popleft()
         assert self._pool is not None
         for ahead in range(iteration + len(self._waiting), iteration + AHEAD + 1):
             self._waiting.append((ahead, self._pool.submit(self._read, ahead)))
         ids, values = self._waiting.popleft()[1].result()
-        return ids.to(self.device), values.to(self.device, non_blocking=True)
+        if self._side is not None:
+            now = torch.cuda.current_stream(self.device)
+            now.wait_stream(self._side)
+            for tensor in (ids, values):
+                tensor.record_stream(now)  # made on the other stream: its memory is not free before this one is done
+        return ids, values
+
+    def values(self, ids: Tensor, values: Tensor | None = None) -> Tensor:
+        if values is not None:
+            return values
+        assert self.resident is not None
+        return self.resident.index_select(0, ids)
 
     def _read(self, iteration: int) -> tuple[Tensor, Tensor]:
         ids = self.ids(iteration)
         values = self.source.read(ids)
-        return ids, values.pin_memory() if self.device.type == "cuda" else values
+        if self._side is None:
+            return ids, values
+        with torch.cuda.stream(self._side):
+            return tuple(t.pin_memory().to(self.device, non_blocking=True) for t in (ids, values))  # type: ignore[return-value]
 
     def close(self) -> None:
         if self._pool is not None:

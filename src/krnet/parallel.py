@@ -8,7 +8,7 @@ fast(device)      -> bf16 on a GPU; on a CPU the same as exact
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 
@@ -54,6 +54,7 @@ def exact() -> Iterator[None]:
 def fast(device: torch.device) -> Iterator[None]:
     """bf16 products on a GPU. On a CPU full fp32: some CPUs advertise bf16 products and crash on them."""
     with (
+        torch.cuda.device(device) if device.type == "cuda" else nullcontext(),  # kernels of our own start there
         tf32(device.type == "cuda"),
         torch.autocast("cuda", torch.bfloat16, enabled=device.type == "cuda", cache_enabled=False),
     ):

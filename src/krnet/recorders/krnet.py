@@ -14,19 +14,24 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
+import threading
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, fields
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from krnet import parallel
+from krnet import layers, parallel
 from krnet.config import FitConfig, NetworkConfig, from_dict
 from krnet.decoder import Decoder
 from krnet.embedding import BatchedIDEmbedding, GroupTable
 from krnet.errors import InputError, NotARecordingError, OversizedRecordingError, SettingError
 from krnet.feed import Feed
+from krnet.graphs import Graphed
 from krnet.metrics import fidelity, r_squared
 from krnet.optimizers import Muon
 from krnet.recorders.base import Content, Job, Recorder, Replayer, TensorStore, register
@@ -40,6 +45,7 @@ PREFIX = "net."
 WARM_UP = 0.01
 HOLD = 0.3
 CPU_PART_BYTES = 16 << 20
+GRAPHED = (1, 16, 256)  # sizes to which small batches are filled up
 TARGET_EVERY = 50  # iterations between two looks at whether target_r2 is reached
 
 
@@ -63,8 +69,13 @@ def learning_rate(schedule: str, progress: float) -> float:
     return rise * min(1.0, (1 - progress) / (1 - HOLD))
 
 
-def optimizers_for(net: nn.Module, fit: FitConfig, cuda: bool) -> list[torch.optim.Optimizer]:
+def optimizers_for(net: nn.Module, fit: FitConfig, device: torch.device) -> list[torch.optim.Optimizer]:
     """Adam; with schedule "fast" Muon takes every matrix: FC layers, full convolutions, the deconvolution."""
+    cuda = device.type == "cuda"
+
+    def peak(lr: float) -> float | Tensor:
+        return torch.tensor(lr, device=device) if cuda else lr  # a graph reads it from memory
+
     muon: list[Tensor] = []
     if fit.schedule == "fast":
         for module in net.modules():
@@ -73,9 +84,11 @@ def optimizers_for(net: nn.Module, fit: FitConfig, cuda: bool) -> list[torch.opt
                 muon.append(module.weight)
     chosen = {id(p) for p in muon}
     rest = [p for p in net.parameters() if id(p) not in chosen]
-    made: list[torch.optim.Optimizer] = [torch.optim.Adam(rest, lr=fit.lr, fused=cuda, foreach=not cuda)]
+    made: list[torch.optim.Optimizer] = [
+        torch.optim.Adam(rest, lr=peak(fit.lr), fused=cuda, foreach=not cuda, capturable=cuda)
+    ]
     if muon:
-        made.append(Muon(muon, lr=fit.muon_lr))
+        made.append(Muon(muon, lr=peak(fit.muon_lr)))
     return made
 
 
@@ -94,19 +107,16 @@ class KRNetFit:
         self.net = net.to(self.device)
         self.group, self.slot = table.group.to(self.device), table.slot.to(self.device)
         self.low, self.high = stats.low.to(self.device), stats.high.to(self.device)
-        cuda = self.device.type == "cuda"
-        self.optimizers = optimizers_for(self.net, job.fit, cuda)
-        self.peak = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
+        self.optimizers = optimizers_for(self.net, job.fit, self.device)
+        self.peak = [float(optimizer.param_groups[0]["lr"]) for optimizer in self.optimizers]
         self.feed = Feed(job.source, batch_size(job), job.fit.seed, self.device)
         # A frozen copy: the caller's module keeps its mode and its gradients.
         self.head = None
         if job.head is not None:
             self.head = copy.deepcopy(job.head).to(self.device).eval().requires_grad_(False)
         self.sample_shape = job.source.shape or (1,)
-        self.losses = self._losses
-        if cuda and job.fit.compile:
-            self.losses = torch.compile(self._losses)
-            self._backward(0)  # compiles now, so that it does not count as time spent fitting
+        self.fused = job.fit.compile
+        self.graph = self._capture() if self.fused and self.device.type == "cuda" else None
 
     def _losses(self, group: Tensor, slot: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """L_kr1, and L_kr1 + gamma L_kr2; both sum over a sample's values and average over the batch."""
@@ -121,21 +131,39 @@ class KRNetFit:
         return first, first + self.job.fit.gamma * second
 
     def step(self, iteration: int, progress: float) -> Tensor:
-        share = learning_rate(self.job.fit.schedule, progress)
+        self._set_rates(learning_rate(self.job.fit.schedule, progress))
+        batch = self.feed.batch(iteration)
+        return self._update(*batch) if self.graph is None else self.graph(*batch).clone()
+
+    def _set_rates(self, share: float) -> None:
         for optimizer, peak in zip(self.optimizers, self.peak, strict=True):
-            optimizer.param_groups[0]["lr"] = peak * share
+            group = optimizer.param_groups[0]
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(peak * share)
+            else:
+                group["lr"] = peak * share
+
+    def _update(self, *batch: Tensor) -> Tensor:
+        """The whole step, from IDs to new weights."""
+        for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        first = self._backward(iteration)
+        ids, values = batch[0], self.feed.values(*batch)
+        with nullcontext() if self.fused else layers.plain(), parallel.fast(self.device):
+            first, total = self._losses(self.group[ids], self.slot[ids], values)
+        total.backward()
         for optimizer in self.optimizers:
             optimizer.step()
-        return first
-
-    def _backward(self, iteration: int) -> Tensor:
-        ids, values = self.feed.batch(iteration)
-        with parallel.fast(self.device):
-            first, total = self.losses(self.group[ids], self.slot[ids], values)
-        total.backward()
         return first.detach()
+
+    def _capture(self) -> Graphed:
+        """Now, so that compilation does not count as time spent fitting, and without moving a weight."""
+        self._set_rates(0.0)
+        graph = Graphed(self._update, self.feed.batch(0), tune=True)
+        for optimizer in self.optimizers:
+            for state in optimizer.state.values():
+                for tensor in state.values():
+                    tensor.zero_()
+        return graph
 
     def content(self, outcome: Outcome) -> Content:
         weights = {f"{PREFIX}{name}": p.detach() for name, p in self.net.state_dict().items()}
@@ -157,13 +185,15 @@ class KRNetFit:
     def load_state(self, state: dict[str, Tensor]) -> None:
         self.net.load_state_dict({name.removeprefix(PREFIX): v for name, v in state.items() if name.startswith(PREFIX)})
         for index, optimizer in enumerate(self.optimizers):
-            whole = optimizer.state_dict()
-            prefix = f"optimizer.{index}."
+            params = optimizer.param_groups[0]["params"]
             for name, value in state.items():
-                if name.startswith(prefix):
-                    number, key = name.removeprefix(prefix).split(".")
-                    whole["state"].setdefault(int(number), {})[key] = value
-            optimizer.load_state_dict(whole)
+                if name.startswith(f"optimizer.{index}."):
+                    number, key = name.split(".")[2:]
+                    kept = optimizer.state[params[int(number)]]
+                    if key in kept:  # a graph finds it there
+                        kept[key].copy_(value)
+                    else:
+                        kept[key] = value.to(params[int(number)].device, copy=True)
 
 
 def batch_size(job: Job) -> int:
@@ -176,23 +206,51 @@ class KRNetReplayer(Replayer):
         self, net: KRNet, table: GroupTable, samples: Samples, low: Tensor, high: Tensor, device: torch.device
     ):
         self.net = net.to(device)  # as it is: it may be the network of a fit that goes on
-        self.table, self.shape, self.device = table, samples.shape, device
+        self.shape, self.device = samples.shape, device
+        self.group, self.slot = table.group.to(device), table.slot.to(device)
         self.low, self.high = low.to(device), high.to(device)
         # What a CPU works on should stay in its cache: there large batches go through in parts.
         widest = 4 * math.prod(net.decoder.start_shape)
         self.step = max(1, CPU_PART_BYTES // widest) if device.type == "cpu" else 1 << 30
+        self._uses: Counter[tuple[int, bool]] = Counter()
+        self._graphs: dict[tuple[int, bool], Graphed] = {}
+        self._lock = threading.Lock()
+
+    @cached_property
+    def half(self) -> KRNet:
+        """The matrices in bf16, so that `fast` need not round them again for every batch."""
+        net = copy.deepcopy(self.net)
+        for module in net.modules():
+            if isinstance(module, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)):
+                module.to(torch.bfloat16)
+        return net
 
     @torch.inference_mode()
     def decode(self, ids: Tensor, *, fast: bool = False) -> Tensor:
-        parts = [self._decode(part, fast) for part in ids.split(self.step)]
+        fast = fast and self.device.type == "cuda"
+        if self.device.type == "cuda" and len(ids) <= GRAPHED[-1]:
+            return self._replay(ids.to(self.device), fast)
+        parts = [self._decode(part.to(self.device), fast) for part in ids.split(self.step)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _decode(self, ids: Tensor, fast: bool) -> Tensor:
-        group, slot = self.table.group[ids].to(self.device), self.table.slot[ids].to(self.device)
         with parallel.fast(self.device) if fast else parallel.exact():
-            output = self.net(group, slot)
+            output = (self.half if fast else self.net)(self.group[ids], self.slot[ids])
         output = output.float().reshape(len(ids), *(self.shape or (1,)))
         return denormalise(output, self.low, self.high).reshape(len(ids), *self.shape)
+
+    def _replay(self, ids: Tensor, fast: bool) -> Tensor:
+        """Small batches wait for Python more than for the GPU: from the third on they are one graph."""
+        size = next(size for size in GRAPHED if len(ids) <= size)
+        key = size, fast
+        with self._lock:
+            self._uses[key] += 1
+            if self._uses[key] < 3:
+                return self._decode(ids, fast)
+            padded = torch.nn.functional.pad(ids, (0, size - len(ids)))
+            if key not in self._graphs:
+                self._graphs[key] = Graphed(partial(self._decode, fast=fast), [padded])
+            return self._graphs[key](padded)[: len(ids)].clone()
 
 
 @register

@@ -1,0 +1,95 @@
+"""Where a fitting step spends its time on a GPU: the kernels of one step, longest first, and its parts by themselves.
+
+    python benchmarks/profile_step.py [--preset cifar100] [--schedule paper] [--plain] [--parts]
+
+Prints only; benchmarks/profile.md keeps what was learned from it.
+"""
+
+import argparse
+import time
+from contextlib import nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch.profiler import ProfilerActivity, profile
+
+from krnet import layers, parallel
+from krnet.config import FitConfig
+from krnet.embedding import GroupTable
+from krnet.features import open_features
+from krnet.recorders.base import Job
+from krnet.recorders.krnet import KRNetFit, KRNetRecorder
+from krnet.samples import Samples
+from krnet.scan import scan
+from krnet.speed import timed
+
+
+def trainee_for(preset, schedule, fused, device):
+    channels, size = (256, 16) if preset.startswith("imagenet") else (64, 8)
+    source = open_features(torch.rand(2000, channels, size, size))
+    samples = Samples(len(source), source.shape, torch.arange(2000) // 500)
+    fit = FitConfig(schedule=schedule, device=str(device), compile=fused)
+    job = Job(source, samples, scan(source), fit, device, preset=preset)
+    config = KRNetRecorder().config(job)
+    started = time.perf_counter()
+    trainee = KRNetFit(job, config, GroupTable.build(2000, samples.labels, config.group_size))
+    torch.cuda.synchronize()
+    print(f"ready after {time.perf_counter() - started:.1f} s")
+    return trainee
+
+
+def show_kernels(trainee, steps=5):
+    batch = trainee.feed.batch(0)
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for _ in range(steps):
+            trainee._update(*batch)
+        torch.cuda.synchronize()
+    rows = sorted(found.key_averages(), key=lambda row: -row.self_device_time_total)
+    total = sum(row.self_device_time_total for row in rows)
+    print(f"kernels: {total / steps / 1e3:.2f} ms a step")
+    for row in rows[:32]:
+        print(f"{row.self_device_time_total / steps:9.1f} us {row.count / steps:6.1f} x  {row.key[:110]}")
+
+
+def show_deconvolutions(trainee, device):
+    """Ways to write the deconvolution of stride 1."""
+    weight = trainee.net.decoder.deconv[0].weight.detach().bfloat16()
+    if trainee.config.stride != 1:
+        return
+    c0, h, w = trainee.net.decoder.start_shape
+    x = torch.randn(1000, c0, h, w, device=device, dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
+    flipped = weight.flip(2, 3).transpose(0, 1).contiguous(memory_format=torch.channels_last)
+    for benchmark in (False, True):
+        torch.backends.cudnn.benchmark = benchmark
+        for name, run, operand in (
+            ("transposed", lambda x, k: F.conv_transpose2d(x, k, padding=2), weight),
+            ("flipped", lambda x, k: F.conv2d(x, k, padding=2), flipped),
+        ):
+            x, operand = x.detach().requires_grad_(), operand.detach().requires_grad_()
+            y = run(x, operand)
+            direction = torch.randn_like(y)
+            forward = timed(lambda: run(x, operand), device, 0.2)
+            both = timed(lambda: torch.autograd.grad(run(x, operand), (x, operand), direction), device, 0.2)
+            print(f"deconvolution {name}, tuned {benchmark}: {1e6 * forward:.0f} us, with backward {1e6 * both:.0f} us")
+    torch.backends.cudnn.benchmark = True
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="cifar100")
+    parser.add_argument("--schedule", default="paper")
+    parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--parts", action="store_true")
+    args = parser.parse_args()
+    device = parallel.pick_device("cuda")
+    trainee = trainee_for(args.preset, args.schedule, not args.plain, device)
+    count = iter(range(1 << 30))
+    print(f"step {1e3 * timed(lambda: trainee.step(next(count), 0.5), device, 1.0):.2f} ms")
+    with layers.plain() if args.plain else nullcontext():
+        show_kernels(trainee)
+        if args.parts:
+            show_deconvolutions(trainee, device)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,266 @@
+"""Images with lasting sample IDs.
+
+    digits, cifar100, a folder of images -> load ---+-> DataSet: train and test Split, class names, mean and std
+    the user's own arrays -> from_arrays -----------+   Split: images (N, C, H, W) uint8, labels (N,) int64
+
+The sample ID of an image is its row: its place in the publisher's file, in the arrays, or among the sorted file names.
+Data folder: `data_dir`, else KRNET_DATA, else the user's cache folder; CIFAR-100 lies there in cifar-100-python/.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from krnet import cifar, imagefolder
+from krnet.config import check_choice, check_int
+from krnet.errors import DataError, LabelError, SettingError
+from krnet.files import AnyPath
+
+NAMES = ("digits", "cifar100")
+FOLDER_PREFIX = "imagefolder:"
+CIFAR_MEAN, CIFAR_STD = (0.5071, 0.4866, 0.4409), (0.2009, 0.1984, 0.2023)  # LUCIR's; others use others
+CHANNELS = (1, 3, 4)  # what tells N x C x H x W from N x H x W x C
+STATS_BYTES = 1 << 30  # of training images, at most, that mean and std are taken over
+STATS_CHUNK = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Images and labels by sample ID."""
+
+    images: Tensor
+    """(N, C, H, W) uint8 on the CPU; those of a folder are mapped from a file."""
+    labels: Tensor
+    """(N,) int64: 0..num_classes - 1, each at least once."""
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True, eq=False)
+class DataSet:
+    name: str
+    train: Split
+    test: Split
+    class_names: tuple[str, ...]
+    mean: tuple[float, ...]
+    """Per channel, as a fraction of 255."""
+    std: tuple[float, ...]
+    """Per channel, as a fraction of 255."""
+    pad: int
+    """Zeros around an image, in pixels, that random crops may reach into; 0: no crops."""
+    flip: bool
+    """Whether images may be mirrored."""
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        channels, height, width = self.train.images.shape[1:]
+        return channels, height, width
+
+
+def load(
+    name: str,
+    data_dir: AnyPath | None = None,
+    *,
+    image_size: int | None = None,
+    choose: Callable[[list[str]], Sequence[str]] | None = None,
+    download: bool = True,
+    say: Callable[[str], None] = lambda text: None,
+) -> DataSet:
+    """A data set by name: digits, cifar100, imagefolder:PATH, or the PATH of a folder with train/ and val/ in it.
+
+    image_size and choose are for folders. image_size: pixels of the square copies that are kept; by default the
+    shorter side of the first image, at most 256. choose: picks from the sorted class names, such as
+    protocol.imagenet_subset. say: told of what takes long.
+    """
+    data_folder = data_dir or os.environ.get("KRNET_DATA") or None
+    folder = None if name in NAMES else _find_folder(name, data_folder)
+    if folder is not None:
+        return _load_folder(folder, image_size, choose, say)
+    if image_size is not None or choose is not None:
+        raise SettingError(f"image_size and choose are for folders of images; leave them out for {name}")
+    if name == "digits":
+        return _load_digits()
+    return _load_cifar100(Path(data_folder or imagefolder.cache_folder()), download, say)
+
+
+def _find_folder(name: str, data_folder: AnyPath | None) -> Path:
+    """The folder that a name means: a relative path may start in the current folder or in the data folder."""
+    path = Path(name.removeprefix(FOLDER_PREFIX)).expanduser()
+    candidates = [path, Path(data_folder, path)] if data_folder else [path]
+    found = [candidate for candidate in candidates if candidate.is_dir()]
+    if found:
+        return found[0]
+    if name.startswith(FOLDER_PREFIX) or os.sep in name:
+        raise DataError(f"{path}: no such folder; expected one with train and val in it, each with a folder per class")
+    near = difflib.get_close_matches(name, NAMES, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"expected {', '.join(NAMES)} or {FOLDER_PREFIX}PATH"
+    raise SettingError(f"unknown data set {name!r}; {hint}")
+
+
+def _load_digits() -> DataSet:
+    """scikit-learn's 1,797 digits (Alpaydin and Kaynak 1998), 8x8, grey; every fifth of each class is for testing."""
+    from sklearn.datasets import load_digits  # a second to import
+
+    digits = load_digits()
+    images = np.rint(digits.images * (255 / 16)).astype(np.uint8)[:, None]
+    labels = digits.target
+    test = np.zeros(len(labels), bool)
+    for digit in range(10):
+        test[np.flatnonzero(labels == digit)[4::5]] = True
+    return from_arrays(images[~test], labels[~test], images[test], labels[test], name="digits", pad=1)
+
+
+def _load_cifar100(data_folder: Path, download: bool, say: Callable[[str], None]) -> DataSet:
+    class_names, train, test = cifar.read(data_folder, download, say)
+    folder = data_folder / cifar.FOLDER
+    return DataSet(
+        "cifar100",
+        _make_split(*train, class_names, folder / "train"),
+        _make_split(*test, class_names, folder / "test"),
+        tuple(class_names),
+        CIFAR_MEAN,
+        CIFAR_STD,
+        pad=4,
+        flip=True,
+    )
+
+
+def _load_folder(
+    folder: Path,
+    image_size: int | None,
+    choose: Callable[[list[str]], Sequence[str]] | None,
+    say: Callable[[str], None],
+) -> DataSet:
+    class_names, train, test = imagefolder.read(folder, image_size, choose, say)
+    mean, std = channel_stats(train[0])
+    pad = train[0].shape[-1] // 8  # 4 for 32 pixels, as CIFAR's
+    name = folder.resolve().name
+    return DataSet(name, Split(*train), Split(*test), tuple(class_names), mean, std, pad, flip=True)
+
+
+# ------------------------------------------------------------------ arrays
+
+
+def from_arrays(
+    train_images: Any,
+    train_labels: Any,
+    test_images: Any,
+    test_labels: Any,
+    *,
+    name: str = "arrays",
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    pad: int = 0,
+    flip: bool = False,
+    class_names: Sequence[str] | None = None,
+    layout: str | None = None,
+) -> DataSet:
+    """The user's own images, as uint8 arrays or tensors, with labels 0..K-1.
+
+    layout: NCHW or NHWC; by default told from which axis has 1, 3 or 4 channels. mean, std: fractions of 255 per
+    channel; by default those of the training images.
+    """
+    images = [_as_images(*part, layout) for part in ((train_images, f"{name}, train"), (test_images, f"{name}, test"))]
+    labels = [_as_labels(*part) for part in ((train_labels, f"{name}, train"), (test_labels, f"{name}, test"))]
+    if images[0].shape[1:] != images[1].shape[1:]:
+        shapes = " and ".join(str(tuple(part.shape[1:])) for part in images)
+        raise DataError(f"{name}: images for training and testing are {shapes}; expected the same shape")
+    if class_names is None:
+        class_names = [str(label) for label in range(int(labels[0].max()) + 1)]
+    train = _make_split(images[0], labels[0], class_names, f"{name}, train")
+    test = _make_split(images[1], labels[1], class_names, f"{name}, test")
+    if mean is None or std is None:
+        found_mean, found_std = channel_stats(train.images)
+        mean, std = found_mean if mean is None else mean, found_std if std is None else std
+    if not len(mean) == len(std) == train.images.shape[1] or min(std) <= 0:
+        raise SettingError(f"mean is {mean} and std {std}; expected one number per channel, and std above 0")
+    check_int("pad", pad, 0)
+    return DataSet(name, train, test, tuple(class_names), tuple(map(float, mean)), tuple(map(float, std)), pad, flip)
+
+
+def _as_images(images: Any, where: str, layout: str | None) -> Tensor:
+    """(N, C, H, W) uint8 on the CPU, the caller's own memory where it has that form."""
+    found = images if isinstance(images, Tensor) else np.asarray(images)
+    if str(found.dtype).removeprefix("torch.") != "uint8":
+        raise DataError(f"{where}: images are {found.dtype}; expected uint8. Scale them to 0..255 and convert them")
+    if found.ndim != 4 or 0 in found.shape:
+        raise DataError(
+            f"{where}: images have shape {tuple(found.shape)}; expected (N, C, H, W) or (N, H, W, C), none of them 0. "
+            f"Give grey images an axis for their channel: images[:, None]"
+        )
+    if layout is None:
+        likely = [name for name, axis in (("NCHW", 1), ("NHWC", 3)) if found.shape[axis] in CHANNELS]
+        if len(likely) != 1:
+            raise DataError(
+                f"{where}: images of shape {tuple(found.shape)} may be NCHW or NHWC: {len(likely)} of the axes 1 and 3 "
+                f"look like channels ({', '.join(map(str, CHANNELS))}). Say layout='NCHW' or layout='NHWC'"
+            )
+        layout = likely[0]
+    check_choice("layout", layout, ("NCHW", "NHWC"))
+    if isinstance(found, np.ndarray):
+        with warnings.catch_warnings():
+            # Torch warns of read-only memory; nothing here writes to it.
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writ")
+            found = torch.from_numpy(np.ascontiguousarray(found))
+    return (found if layout == "NCHW" else found.permute(0, 3, 1, 2)).cpu().contiguous()
+
+
+def _as_labels(labels: Any, where: str) -> Tensor:
+    # Tensors through Python numbers, as numpy cannot take every kind (bfloat16, CUDA).
+    found = np.asarray(labels.tolist() if isinstance(labels, Tensor) else labels)
+    if found.dtype.kind not in "iu" or found.ndim != 1:
+        raise LabelError(
+            f"{where}: labels are {found.dtype} of shape {found.shape}; expected (N,) whole numbers. "
+            f"Number the classes 0, 1, 2, ..."
+        )
+    return torch.from_numpy(found.astype(np.int64))
+
+
+def _make_split(images: Tensor, labels: Tensor, class_names: Sequence[str], where: object) -> Split:
+    """Every class must be there: a task without images can be neither learned nor measured."""
+    num_classes = len(class_names)
+    if len(labels) != len(images):
+        raise LabelError(f"{where}: {len(labels)} labels for {len(images)} images; expected one per image")
+    outside = labels[(labels < 0) | (labels >= num_classes)]
+    if len(outside):
+        raise LabelError(
+            f"{where}: label {int(outside[0])} is outside 0..{num_classes - 1}, the {num_classes} classes there are. "
+            f"Number the classes 0, 1, 2, ... for training and testing alike"
+        )
+    absent = (torch.bincount(labels, minlength=num_classes) == 0).nonzero()
+    if len(absent):
+        number = int(absent[0])
+        raise LabelError(
+            f"{where}: no image of class {number} ({class_names[number]}); expected at least one of each of the "
+            f"{num_classes} classes. Add one, or leave the class out and number the others 0, 1, 2, ..."
+        )
+    return Split(images, labels)
+
+
+def channel_stats(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel's pixels; over evenly spaced images where all would be too many."""
+    step = -(-images.numel() // STATS_BYTES)
+    counts = np.zeros((images.shape[1], 256), np.int64)
+    for chunk in images[::step].split(STATS_CHUNK):
+        counts += [np.bincount(channel.ravel(), minlength=256) for channel in chunk.transpose(0, 1).numpy()]
+    values, share = np.arange(256) / 255, counts / counts.sum(1, keepdims=True)
+    mean = share @ values
+    std = np.sqrt((share * (values - mean[:, None]) ** 2).sum(1))
+    # A channel of one value throughout must not be divided by zero.
+    return tuple(mean.tolist()), tuple(np.maximum(std, 1 / 255).tolist())

@@ -1,0 +1,215 @@
+"""Class orders and task splits, by name.
+
+    class_order("lucir1993") -> [68, 56, 78, ...]     the classes in the order they are learned
+    split("lucir1993", num_classes=100, tasks=10)     -> TaskSplit: 50 classes, then 10 tasks of 5
+
+"Seed 1993" stands for several different orders in the literature, and the first halves of any two of them share only
+about half of their classes. So each has a name here, says where it comes from, and has a hash to be printed beside
+every result.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from krnet.config import check_int
+from krnet.errors import SettingError
+
+SEED = 1993
+CUSTOM = "custom"
+"""The name of an order that was given as a list."""
+IMAGENET_CLASSES, SUBSET_CLASSES = 1000, 100
+
+AnyOrder = str | Iterable[int]
+
+
+@dataclass(frozen=True)
+class Order:
+    name: str
+    provenance: str
+    """Where it comes from, and who else uses it."""
+    make: Callable[[int], list[int]]
+    """Number of classes -> the order."""
+
+
+def _lucir1993(num_classes: int) -> list[int]:
+    # RandomState, not default_rng: the literature's numbers are those of the old generator.
+    return np.random.RandomState(SEED).permutation(num_classes).tolist()
+
+
+def _gfr1993(num_classes: int) -> list[int]:
+    return np.argsort(_lucir1993(num_classes)).tolist()
+
+
+def _icarl(num_classes: int) -> list[int]:
+    if num_classes != 100:
+        raise SettingError(
+            f"class order 'icarl' is one of CIFAR-100's 100 classes, and there are {num_classes}; choose another order"
+        )
+    random = np.random.RandomState(SEED)
+    for _ in range(num_classes):  # the original first shuffles the 500 training images of each class
+        random.permutation(500)
+    return random.permutation(num_classes).tolist()
+
+
+ORDERS = {
+    order.name: order
+    for order in (
+        Order(
+            "lucir1993",
+            "numpy.random.seed(1993); permutation(n): LUCIR (Hou et al. 2019), PyCIL, PASS, FACIL",
+            _lucir1993,
+        ),
+        Order(
+            "gfr1993",
+            "inverse of lucir1993, as labels are mapped by targets = permutation[targets]: GFR-IL (Liu et al. 2020), "
+            "Mammoth with --permute_classes 1 --seed 1993",
+            _gfr1993,
+        ),
+        Order(
+            "icarl",
+            "numpy.random.seed(1993), then 100 shuffles of 500 indices, then the classes: iCaRL's own code (Rebuffi "
+            "et al. 2017), copied by PODNet, AFC, DER (trial 2); CIFAR-100 only",
+            _icarl,
+        ),
+        Order("natural", "0, 1, 2, ...: as the data set numbers its classes", lambda n: list(range(n))),
+    )
+}
+
+
+def class_order(order: AnyOrder, num_classes: int = 100) -> list[int]:
+    """The classes in the order they are learned: of that name, or as listed ([3, 1, 2, ...] or "3,1,2,...")."""
+    check_int("num_classes", num_classes, 1)
+    if not isinstance(order, str):
+        return _check_permutation(list(order), num_classes)
+    if order in ORDERS:
+        return ORDERS[order].make(num_classes)
+    if "," in order or order.strip().isdecimal():
+        parts = [part.strip() for part in order.split(",")]
+        return _check_permutation([int(part) if part.isdecimal() else part for part in parts], num_classes)
+    near = difflib.get_close_matches(order, ORDERS, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known orders: {', '.join(ORDERS)}, or a list such as 2,0,1"
+    raise SettingError(f"unknown class order {order!r}; {hint}")
+
+
+def _check_permutation(listed: Sequence[object], num_classes: int) -> list[int]:
+    expected = f"expected each of 0..{num_classes - 1} once"
+    order = []
+    for entry in listed:
+        if isinstance(entry, bool) or not isinstance(entry, (int, np.integer)):
+            raise SettingError(f"the class order holds {entry!r}; {expected}")
+        order.append(int(entry))
+    if len(order) != num_classes:
+        raise SettingError(f"the class order lists {len(order)} classes; {expected}")
+    missing = sorted(set(range(num_classes)) - set(order))
+    if missing:
+        surplus = next(c for i, c in enumerate(order) if not 0 <= c < num_classes or c in order[:i])
+        raise SettingError(f"the class order holds {surplus} where it lacks {missing[0]}; {expected}")
+    return order
+
+
+def order_hash(order: Sequence[int]) -> str:
+    """12 hexadecimal digits that tell one order from another: SHA-256 of "68,56,78,..."."""
+    return hashlib.sha256(",".join(map(str, order)).encode()).hexdigest()[:12]
+
+
+def imagenet_subset(class_names: Sequence[str]) -> list[str]:
+    """LUCIR's ImageNet-Subset: the 100 of ImageNet's 1000 class folders drawn with seed 1993, in alphabetical order.
+
+    Alphabetical, as LUCIR copies them to a folder of their own, where they are numbered by name; its class order
+    (`lucir1993`) counts from there. GFR-IL, PODNet, BiC and FOSTER each use other hundreds of classes.
+    """
+    names = list(class_names)
+    if len(set(names)) != IMAGENET_CLASSES:
+        raise SettingError(
+            f"ImageNet-Subset is drawn from {IMAGENET_CLASSES} class names; found {len(set(names))}. "
+            f"If this is the subset already, use it as it is"
+        )
+    if names != sorted(names):
+        raise SettingError("ImageNet-Subset is drawn from sorted class names, and these are not; sort them first")
+    return sorted(np.random.RandomState(SEED).choice(names, SUBSET_CLASSES, replace=False).tolist())
+
+
+@dataclass(frozen=True)
+class TaskSplit:
+    """Which classes come when. Classes are named by their label in the data set."""
+
+    order_name: str
+    order: tuple[int, ...]
+    tasks: tuple[tuple[int, ...], ...]
+    """Classes of each task, the base task first."""
+
+    @property
+    def hash(self) -> str:
+        return order_hash(self.order)
+
+    @property
+    def num_tasks(self) -> int:
+        """The base task included."""
+        return len(self.tasks)
+
+    @property
+    def position(self) -> Tensor:
+        """(num_classes,): the place of each label in the order. Output k of a classifier is the k-th class learned."""
+        return torch.tensor(self.order).argsort()
+
+    def classes_seen(self, task: int) -> list[int]:
+        """Every class up to and including this task, in the order they were learned."""
+        self._check(task)
+        return [label for classes in self.tasks[: task + 1] for label in classes]
+
+    def samples(self, labels: Tensor, task: int) -> Tensor:
+        """Sample IDs, ascending, of this task's classes, where `labels` (N,) are those of the data set."""
+        self._check(task)
+        return torch.isin(labels, torch.tensor(self.tasks[task], device=labels.device)).nonzero().squeeze(1)
+
+    def _check(self, task: int) -> None:
+        check_int("task", task, 0, self.num_tasks - 1)
+
+
+def split(
+    order: AnyOrder,
+    *,
+    num_classes: int,
+    base_classes: int | None = None,
+    tasks: int = 10,
+    sizes: Sequence[int] | None = None,
+) -> TaskSplit:
+    """A base task and then `tasks` more that share the other classes equally, the first of them one larger if need be.
+
+    base_classes: by default half of all. sizes: classes of every task, the base task first, instead of the other two.
+    """
+    named = isinstance(order, str) and order in ORDERS
+    listed = class_order(order, num_classes)
+    if sizes is None:
+        sizes = _equal_sizes(num_classes, base_classes, tasks)
+    elif base_classes is not None and [base_classes] != list(sizes[:1]):
+        raise SettingError(f"base_classes is {base_classes} and sizes are {list(sizes)}; give one of them")
+    for size in sizes:
+        check_int("sizes", size, 1)
+    if sum(sizes) != num_classes:
+        raise SettingError(f"sizes add up to {sum(sizes)} classes; expected all {num_classes}, the base task included")
+    ends = list(itertools.accumulate(sizes))
+    classes = tuple(tuple(listed[end - size : end]) for size, end in zip(sizes, ends))
+    return TaskSplit(str(order) if named else CUSTOM, tuple(listed), classes)
+
+
+def _equal_sizes(num_classes: int, base_classes: int | None, tasks: int) -> list[int]:
+    base = (num_classes + 1) // 2 if base_classes is None else base_classes
+    check_int("base_classes", base, 1, num_classes)
+    rest = num_classes - base
+    check_int("tasks", tasks, 0)
+    if not min(rest, 1) <= tasks <= rest:
+        raise SettingError(
+            f"tasks is {tasks}; the base task leaves {rest} of {num_classes} classes, enough for "
+            f"{f'1 to {rest} tasks' if rest else 'none'}. Change tasks or base_classes"
+        )
+    return [base] + [rest // tasks + (i < rest % tasks) for i in range(tasks)]

@@ -1,0 +1,184 @@
+"""Data sets by name, the embedded one, and the user's own arrays."""
+
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from krnet import data
+from krnet.data import from_arrays
+from krnet.errors import DataError, LabelError, SettingError
+
+# ------------------------------------------------------------------ names
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "said"),
+    [
+        ("cifar10", SettingError, "did you mean 'cifar100'"),
+        ("digit", SettingError, "did you mean 'digits'"),
+        ("svhn", SettingError, "expected digits, cifar100 or imagefolder:PATH"),
+        ("imagefolder:nowhere", DataError, "nowhere: no such folder"),
+        ("some/where", DataError, "some/where: no such folder; expected one with train and val"),
+    ],
+)
+def test_an_unknown_data_set_is_refused_with_a_hint(tmp_path, monkeypatch, name, error, said):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=said):
+        data.load(name)
+
+
+def test_settings_of_folders_are_refused_elsewhere():
+    for setting in ({"image_size": 32}, {"choose": list}):
+        with pytest.raises(SettingError, match="for folders of images; leave them out for digits"):
+            data.load("digits", **setting)
+
+
+def test_a_folder_named_like_a_data_set_does_not_replace_it(tmp_path, monkeypatch):
+    (tmp_path / "digits").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert data.load("digits").train.num_samples == 1442
+
+
+# ------------------------------------------------------------------ digits
+
+
+def test_every_fifth_digit_of_each_class_is_for_testing():
+    found, source = data.load("digits"), load_digits()
+    expected = {"train": [], "test": []}
+    seen = [0] * 10
+    for image, label in zip(source.images, source.target, strict=True):
+        seen[label] += 1
+        expected["test" if seen[label] % 5 == 0 else "train"].append((image, label))
+    for name, split in (("train", found.train), ("test", found.test)):
+        images = torch.tensor(np.stack([image for image, _ in expected[name]]))
+        assert (split.images[:, 0].double() * 16 / 255 - images).abs().max() < 0.04
+        assert split.labels.tolist() == [label for _, label in expected[name]]
+    assert found.train.num_samples + found.test.num_samples == 1797
+
+
+def test_digits_are_grey_full_range_and_never_mirrored():
+    found = data.load("digits")
+    assert found.image_shape == (1, 8, 8) and found.num_classes == 10 and found.class_names[3] == "3"
+    assert found.train.images.min() == 0 and found.train.images.max() == 255
+    assert (found.pad, found.flip) == (1, False)
+
+
+def test_two_loads_give_the_same_sample_ids():
+    first, second = data.load("digits"), data.load("digits")
+    assert torch.equal(first.train.images, second.train.images)
+    assert torch.equal(first.test.labels, second.test.labels)
+
+
+# ------------------------------------------------------------------ arrays
+
+IMAGES = np.random.RandomState(0).randint(0, 256, (12, 3, 6, 7), dtype=np.uint8)
+LABELS = np.arange(12) % 4
+
+
+def made(train_images=IMAGES, train_labels=LABELS, test_images=IMAGES[4:8], test_labels=LABELS[4:8], **settings):
+    return from_arrays(train_images, train_labels, test_images, test_labels, **settings)
+
+
+@pytest.mark.parametrize("images", [np.asarray, torch.from_numpy], ids=["array", "tensor"])
+@pytest.mark.parametrize("labels", [np.asarray, torch.from_numpy, np.ndarray.tolist, np.uint8], ids=str)
+def test_arrays_and_tensors_give_the_same_data_set(images, labels):
+    found = made(images(IMAGES), labels(LABELS), images(IMAGES[4:8]), labels(LABELS[4:8]))
+    assert torch.equal(found.train.images, torch.from_numpy(IMAGES))
+    assert found.train.labels.tolist() == LABELS.tolist() and found.train.labels.dtype == torch.int64
+    assert found.class_names == ("0", "1", "2", "3") and found.name == "arrays"
+    assert (found.pad, found.flip) == (0, False)
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy], ids=["array", "tensor"])
+def test_channels_are_found_first_or_last(kind):
+    found = made(kind(IMAGES.transpose(0, 2, 3, 1)), test_images=kind(IMAGES[4:8].transpose(0, 2, 3, 1)))
+    assert torch.equal(found.train.images, torch.from_numpy(IMAGES)) and found.train.images.is_contiguous()
+    assert torch.equal(found.test.images, torch.from_numpy(IMAGES[4:8]))
+
+
+@pytest.mark.parametrize("shape", [(4, 3, 8, 3), (4, 1, 1, 1), (4, 5, 8, 8)], ids=str)
+def test_channels_that_could_be_either_axis_must_be_told(shape):
+    images = np.random.RandomState(0).randint(0, 256, shape, dtype=np.uint8)
+    with pytest.raises(DataError, match=r"arrays, train: .*Say layout='NCHW' or layout='NHWC'"):
+        made(images, LABELS[:4], images, LABELS[:4])
+    first = made(images, LABELS[:4], images, LABELS[:4], layout="NCHW")
+    last = made(images, LABELS[:4], images, LABELS[:4], layout="NHWC")
+    assert torch.equal(first.train.images, torch.from_numpy(images))
+    assert torch.equal(last.train.images, torch.from_numpy(images).permute(0, 3, 1, 2))
+    with pytest.raises(SettingError, match="layout is 'CHW'; expected one of NCHW, NHWC"):
+        made(layout="CHW")
+
+
+def test_mean_and_std_are_those_of_the_training_images():
+    found = made()
+    pixels = IMAGES.transpose(1, 0, 2, 3).reshape(3, -1) / 255
+    assert found.mean == pytest.approx(pixels.mean(1)) and found.std == pytest.approx(pixels.std(1))
+    given = made(mean=(0.1, 0.2, 0.3))
+    assert given.mean == (0.1, 0.2, 0.3) and given.std == found.std
+    given = made(mean=np.array([0, 0, 0]), std=torch.tensor([1.0, 1.0, 2.0]))
+    assert given.mean == (0, 0, 0) and given.std == (1, 1, 2)
+
+
+def test_mean_and_std_of_very_many_images_are_those_of_evenly_spaced_ones(monkeypatch):
+    monkeypatch.setattr(data, "STATS_BYTES", IMAGES.nbytes // 3)
+    assert data.channel_stats(torch.from_numpy(IMAGES))[0] == pytest.approx(IMAGES[::3].mean((0, 2, 3)) / 255)
+
+
+def test_a_constant_channel_is_not_divided_by_zero():
+    images = IMAGES.copy()
+    images[:, 1] = 7
+    assert made(images).std[1] > 0
+
+
+def test_read_only_arrays_are_taken_without_a_warning_or_a_copy():
+    images = IMAGES.copy()
+    images.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = made(images)
+    assert found.train.images.data_ptr() == images.ctypes.data
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        ({"train_images": IMAGES / 255}, DataError, "train: images are float64; expected uint8"),
+        ({"test_images": torch.from_numpy(IMAGES).float()}, DataError, "test: images are torch.float32"),
+        ({"train_images": IMAGES.astype(np.uint16)}, DataError, "images are uint16"),
+        ({"train_images": IMAGES[:, 0]}, DataError, r"shape \(12, 6, 7\).*images\[:, None\]"),
+        ({"train_images": IMAGES[:0]}, DataError, r"shape \(0, 3, 6, 7\)"),
+        ({"test_images": IMAGES[4:8, :, :5]}, DataError, r"\(3, 6, 7\) and \(3, 5, 7\); expected the same shape"),
+        ({"train_labels": LABELS[1:]}, LabelError, "train: 11 labels for 12 images"),
+        ({"train_labels": LABELS * 1.0}, LabelError, "labels are float64 of shape"),
+        ({"train_labels": LABELS[:, None]}, LabelError, r"labels are int64 of shape \(12, 1\)"),
+        ({"train_labels": LABELS == 0}, LabelError, "labels are bool"),
+        ({"train_labels": [str(label) for label in LABELS]}, LabelError, "labels are <U"),
+        ({"train_labels": LABELS - 1}, LabelError, "train: label -1 is outside 0..2"),
+        ({"train_labels": LABELS * 2}, LabelError, r"train: no image of class 1 \(1\)"),
+        ({"test_labels": LABELS[4:8] + 1}, LabelError, "test: label 4 is outside 0..3"),
+        ({"test_labels": LABELS[4:8] * 0}, LabelError, r"test: no image of class 1 \(1\); expected at least one"),
+        ({"class_names": "abc"}, LabelError, "label 3 is outside 0..2"),
+        ({"class_names": "abcde"}, LabelError, r"no image of class 4 \(e\)"),
+        ({"mean": (0.5,)}, SettingError, "one number per channel"),
+        ({"std": (0.5, 0.5, 0)}, SettingError, "std above 0"),
+        ({"pad": -1}, SettingError, "pad is -1"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_wrong_arrays_are_refused_with_what_to_do(given, error, said):
+    with pytest.raises(error, match=said):
+        made(**given)
+
+
+def test_importing_krnet_data_needs_neither_pooch_nor_pillow():
+    code = (
+        "import sys; sys.modules['pooch'] = sys.modules['PIL'] = None\n"
+        "import krnet.data, krnet.protocol, krnet.augment\n"
+        "assert krnet.data.load('digits').num_classes == 10"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
