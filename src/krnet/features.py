@@ -72,10 +72,13 @@ class FeatureSource:
         """Size of the values in their stored dtype, before any compression of the file."""
         return len(self) * self.sample_bytes
 
-    def read(self, ids: torch.Tensor) -> torch.Tensor:
-        """Samples `ids` (B,), in any order and with repeats, as a new CPU tensor (B, *shape)."""
+    def read(self, ids: torch.Tensor, *, pinned: bool = False) -> torch.Tensor:
+        """Samples `ids` (B,), in any order and with repeats, as a new CPU tensor (B, *shape).
+
+        `pinned` memory crosses to a GPU while other work goes on.
+        """
         assert ids.dim() == 1 and ids.dtype == torch.int64 and ids.is_cpu, f"IDs {ids.dtype} {ids.shape}"
-        out = torch.empty((len(ids), *self.shape), dtype=self.dtype)
+        out = torch.empty((len(ids), *self.shape), dtype=self.dtype, pin_memory=pinned)
         if len(ids):
             first, last = (int(edge) for edge in ids.aminmax())
             if first < 0 or last >= len(self):

@@ -21,7 +21,7 @@ from krnet.features import FeatureSource
 from krnet.parallel import free_bytes
 
 RUN_BYTES = 256 << 10  # a disk reads this much in about the time it takes to seek
-AHEAD = 2
+READERS, AHEAD = 2, 3
 
 
 class Feed:
@@ -34,7 +34,7 @@ class Feed:
         run = -(-RUN_BYTES // source.sample_bytes)
         self.run = 1 if self.resident is not None else max(1, min(run, self.batch_size // 8))
         self._epoch = lru_cache(maxsize=2)(self._shuffle)
-        self._pool = ThreadPoolExecutor(1) if self.resident is None else None
+        self._pool = ThreadPoolExecutor(READERS) if self.resident is None else None
         self._side = torch.cuda.Stream(device) if self._pool and device.type == "cuda" else None
         self._waiting: deque[tuple[int, Future[tuple[Tensor, Tensor]]]] = deque()
 
@@ -94,11 +94,11 @@ class Feed:
 
     def _read(self, iteration: int) -> tuple[Tensor, Tensor]:
         ids = self.ids(iteration)
-        values = self.source.read(ids)
         if self._side is None:
-            return ids, values
+            return ids, self.source.read(ids)
+        values = self.source.read(ids, pinned=True)
         with torch.cuda.stream(self._side):
-            return tuple(t.pin_memory().to(self.device, non_blocking=True) for t in (ids, values))  # type: ignore[return-value]
+            return ids.pin_memory().to(self.device, non_blocking=True), values.to(self.device, non_blocking=True)
 
     def close(self) -> None:
         if self._pool is not None:

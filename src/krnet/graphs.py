@@ -33,6 +33,7 @@ class Graphed:
         self.inputs = [value.clone() for value in inputs]
         device = self.inputs[0].device
         self.graph = torch.cuda.CUDAGraph()
+        self.done = torch.cuda.Event()
         with torch.cuda.device(device), tuned(tune):
             side = torch.cuda.Stream(device)
             side.wait_stream(torch.cuda.current_stream(device))
@@ -45,8 +46,12 @@ class Graphed:
                 self.output = run(*self.inputs)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """The output lies where the next call will overwrite it."""
+        """On whatever stream it is called from; the output is the caller's to keep."""
+        stream = torch.cuda.current_stream(self.output.device)
+        stream.wait_event(self.done)  # a call from another stream may still use the same memory
         for place, value in zip(self.inputs, inputs, strict=True):
             place.copy_(value, non_blocking=True)
         self.graph.replay()
-        return self.output
+        output = self.output.clone()
+        self.done.record(stream)
+        return output

@@ -4,7 +4,7 @@
     x (B, C, H, W) -> 3x3 depthwise -> GroupNorm -> [+ skip] -> Leaky-ReLU    DepthwiseBlock: two of these, in CUDA C++
 
 Maps lie channels last. One program owns one group of one sample, so both moments of the norm are its own. Depthwise
-units need each thread to hold the plane of a channel in its registers (depthwise.cu), which Triton has no words for:
+units need each thread to hold the plane of a channel in its registers (kernels.cu), which Triton has no words for:
 as tiles of a Triton program, with neighbours read from the cache, they took six times as long. They are compiled by
 NVRTC, which comes with torch, in a second. `layers.py` holds the plain version, which is the oracle of the tests, and
 says when this one is used. What it saves: benchmarks/profile.md.
@@ -25,6 +25,7 @@ from torch import Tensor
 LARGEST_TILE = 1 << 15  # values of one group of one sample: what the registers of a program hold
 LARGEST_PLANE = 64  # values of one channel: what the registers of a thread hold
 LARGEST_GROUP = 512  # channels of a group, each a thread with 128 registers
+SHARED_BYTES = 220 << 10  # of a multiprocessor, for all its blocks
 SUMS = 11  # gradients of a depthwise unit's parameters, per channel: nine taps, scale, shift
 
 
@@ -123,11 +124,12 @@ def _norm_sizes(shape: tuple[int, int, int], groups: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class UnitSizes:
-    """How a kernel of depthwise.cu is laid out for maps of one shape."""
+class Layout:
+    """How a kernel of kernels.cu is laid out for maps of one shape."""
 
     shape: tuple[int, int, int]
     groups: int
+    lanes: int = 1
 
     @property
     def group(self) -> int:
@@ -135,45 +137,56 @@ class UnitSizes:
 
     @property
     def threads(self) -> int:
-        return -(-self.group // 32) * 32
-
-    @property
-    def blocks(self) -> int:
-        """On a multiprocessor at a time: one reads while the other computes."""
-        return max(1, LARGEST_GROUP // self.threads)
+        return -(-self.group * self.lanes // 32) * 32
 
     @property
     def tile_bytes(self) -> int:
-        """Shared memory backward, beside the fixed part: x, y and gradient of one sample's group."""
+        """Shared memory backward: x, y and gradient of one sample's group."""
         return 3 * 2 * self.group * self.shape[1] * self.shape[2]
 
     @property
-    def fixed_bytes(self) -> int:
-        return 4 * (SUMS * self.threads + 32)
+    def blocks(self) -> int:
+        """On a multiprocessor at a time: one reads while another computes."""
+        by_registers = LARGEST_GROUP // self.threads if self.lanes == 1 else 1024 // self.threads
+        return max(1, min(by_registers, SHARED_BYTES // (self.tile_bytes + 4 * SUMS * self.threads + 128)))
+
+    def fits(self, device: torch.device) -> bool:
+        room = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
+        return hasattr(torch.cuda, "_compile_kernel") and self.tile_bytes + 4 * SUMS * self.threads + 128 <= room
 
 
 @cache
-def _unit(name: str, sizes: UnitSizes, skip: bool, eps: float, slope: float, device: torch.device) -> Any:
-    (channels, height, width), group = sizes.shape, sizes.group
-    constants = {"C": channels, "GROUP": group, "H": height, "W": width, "THREADS": sizes.threads}
-    constants |= {"BLOCKS": sizes.blocks, "SKIP": int(skip), "MORE": int(not skip)}
+def _kernel(name: str, layout: Layout, skip: bool, eps: float, slope: float, device: torch.device) -> Any:
+    (channels, height, width), group = layout.shape, layout.group
+    constants = {"C": channels, "GROUP": group, "H": height, "W": width, "THREADS": layout.threads}
+    constants |= {"LANES": layout.lanes, "BLOCKS": layout.blocks, "SKIP": int(skip), "MORE": int(not skip)}
     options = [f"-D{key}={value}" for key, value in constants.items()] + [f"-DEPS={eps!r}f", f"-DSLOPE={slope!r}f"]
-    source = resources.files("krnet").joinpath("depthwise.cu").read_text()
+    # Only the kernel asked for: the others would not compile for every size, and take their time.
+    options.append(f"-D{name.upper()}")
+    source = resources.files("krnet").joinpath("kernels.cu").read_text()
     with torch.cuda.device(device):
         torch.cuda.synchronize(device)  # the driver then knows this thread
         kernel = torch.cuda._compile_kernel(source, name, nvcc_options=options)
-        if name == "unit_backward":
-            kernel.set_shared_memory_config(sizes.tile_bytes)
+        if name.endswith("backward"):
+            kernel.set_shared_memory_config(layout.tile_bytes)
         return kernel
 
 
 def unit_fits(x: Tensor, norm: torch.nn.GroupNorm) -> bool:
-    if not (x.is_cuda and x.dtype == torch.bfloat16 and hasattr(torch.cuda, "_compile_kernel")):
+    if not (x.is_cuda and x.dtype == torch.bfloat16 and x.shape[2] * x.shape[3] <= LARGEST_PLANE):
         return False
-    sizes = UnitSizes(map_shape(x), norm.num_groups)
-    room = getattr(torch.cuda.get_device_properties(x.device), "shared_memory_per_block_optin", 0)
-    small = sizes.group <= LARGEST_GROUP and x.shape[2] * x.shape[3] <= LARGEST_PLANE
-    return small and sizes.tile_bytes + sizes.fixed_bytes <= room
+    layout = Layout(map_shape(x), norm.num_groups)
+    return layout.group <= LARGEST_GROUP and layout.fits(x.device)
+
+
+def _norm_layout(x: Tensor, y: Tensor, groups: int) -> Layout | None:
+    """For backward in CUDA C++, which takes half of Triton's time, where it can."""
+    group = y.shape[1] // groups
+    if x.ndim == 2 or not x.is_cuda or x.dtype != torch.bfloat16 or group > 1024:
+        return None
+    wanted = 1024 if group * y.shape[2] * y.shape[3] > 1 << 14 else 256
+    layout = Layout(map_shape(y), groups, max(2, wanted // group))
+    return layout if layout.threads <= 1024 and layout.fits(x.device) else None
 
 
 def map_shape(x: Tensor) -> tuple[int, int, int]:
@@ -200,15 +213,25 @@ class NormAct(torch.autograd.Function):
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
         x, gamma, y, moments = ctx.saved_tensors
         groups = moments.shape[1]
+        gradient = gradient.contiguous(memory_format=torch.channels_last)
+        dx, dskip = torch.empty_like(x), torch.empty_like(y) if ctx.with_skip else None
+        layout = _norm_layout(x, y, groups)
+        cores = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2
+        if layout is not None:
+            kernel = _kernel("norm_backward", layout, ctx.with_skip, 0.0, ctx.slope, x.device)
+            blocks = min(len(x), max(1, cores * layout.blocks // groups))
+            sums = torch.empty(blocks * layout.lanes, 2, len(gamma), device=x.device)
+            args = [x, gamma, y, moments, gradient, dx, dx if dskip is None else dskip, sums, len(x)]
+            grid, block = (blocks, groups, 1), (layout.threads, 1, 1)
+            kernel(grid=grid, block=block, args=args, shared_mem=layout.tile_bytes)
+            return dx, *sums.sum(0), dskip, None, None, None, None
         sizes = _norm_sizes(y.shape[1:], groups)
         # Enough programs to cover each other's waiting, few enough that summing up their sums costs nothing.
-        cores = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2
         programs = min(len(x), max(1, cores * 32 // sizes["num_warps"] // groups // (2 if ctx.flat else 1)))
-        dx, dskip = torch.empty_like(x), torch.empty_like(y) if ctx.with_skip else None
         sums = torch.empty(programs, 2, len(gamma), device=x.device)
         _norm_backward[(programs, groups)](
-            x, gamma, y, moments, gradient.contiguous(memory_format=torch.channels_last), dx,
-            x if dskip is None else dskip, sums, len(x), SLOPE=ctx.slope, FLAT=ctx.flat, SKIP=ctx.with_skip, **sizes,
+            x, gamma, y, moments, gradient, dx, x if dskip is None else dskip, sums, len(x), SLOPE=ctx.slope,
+            FLAT=ctx.flat, SKIP=ctx.with_skip, **sizes,
         )  # fmt: skip
         return dx, *sums.sum(0), dskip, None, None, None, None
 
@@ -218,10 +241,10 @@ def unit_forward(
 ) -> tuple[Tensor, Tensor]:
     """Depthwise convolution, norm, skip, activation; and the moments of the norm."""
     y, moments = torch.empty_like(x), torch.empty(len(x), groups, 2, device=x.device)
-    sizes = UnitSizes(map_shape(x), groups)
-    kernel = _unit("unit_forward", sizes, skip is not None, eps, slope, x.device)
+    layout = Layout(map_shape(x), groups)
+    kernel = _kernel("unit_forward", layout, skip is not None, eps, slope, x.device)
     args = [x, weight, gamma, beta, x if skip is None else skip, y, moments]
-    kernel(grid=(len(x), groups, 1), block=(sizes.threads, 1, 1), args=args)
+    kernel(grid=(len(x), groups, 1), block=(layout.threads, 1, 1), args=args)
     return y, moments
 
 
@@ -230,18 +253,18 @@ def unit_backward(
     eps: float, slope: float,
 ) -> tuple[Tensor, Tensor | None, tuple[Tensor, Tensor, Tensor]]:  # fmt: skip
     """Gradients by x, with `more` added; by the skip, if there is no `more`; by weight, scale and shift."""
-    sizes, skip = UnitSizes(map_shape(x), moments.shape[1]), more is None
-    kernel = _unit("unit_backward", sizes, skip, eps, slope, x.device)
+    layout, skip = Layout(map_shape(x), moments.shape[1]), more is None
+    kernel = _kernel("unit_backward", layout, skip, eps, slope, x.device)
     cores = torch.cuda.get_device_properties(x.device).multi_processor_count
-    blocks = min(len(x), max(1, cores * sizes.blocks // sizes.groups))
+    blocks = min(len(x), max(1, cores * layout.blocks // layout.groups))
     dx, dskip = torch.empty_like(x), torch.empty_like(x) if skip else None
     sums = torch.empty(blocks, SUMS, x.shape[1], device=x.device)
     args = [x, weight, gamma, y, moments, gradient, x if more is None else more, dx, dx if dskip is None else dskip]
     kernel(
-        grid=(blocks, sizes.groups, 1),
-        block=(sizes.threads, 1, 1),
+        grid=(blocks, layout.groups, 1),
+        block=(layout.threads, 1, 1),
         args=[*args, sums, len(x)],
-        shared_mem=sizes.tile_bytes,
+        shared_mem=layout.tile_bytes,
     )
     total = sums.sum(0)
     return dx, dskip, (total[:9].t().reshape(weight.shape), total[9], total[10])

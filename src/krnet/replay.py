@@ -271,7 +271,27 @@ class Loader:
             generator = torch.Generator().manual_seed((self.seed * 1_000_003 + self.epoch) % 2**63)
             ids = ids[torch.randperm(len(ids), generator=generator)]
         self.epoch += 1
+        parts = ids.split(self.batch_size)
+        if self.recording.device.type == "cpu":
+            yield from map(self._batch, parts)
+            return
+        # On a stream of its own, one batch ahead of the consumer.
+        device = self.recording.device
+        side = torch.cuda.Stream(device)
+        ahead: list[tuple[tuple[Tensor, Tensor], torch.cuda.Event]] = []
+        for part in [*parts, None]:
+            if part is not None:
+                with torch.cuda.stream(side):
+                    ahead.append((self._batch(part), side.record_event()))
+            if part is None or len(ahead) > 1:
+                batch, made = ahead.pop(0)
+                now = torch.cuda.current_stream(device)
+                now.wait_event(made)
+                for tensor in batch:
+                    tensor.record_stream(now)
+                yield batch
+
+    def _batch(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         labels = self.recording.labels
-        for part in ids.split(self.batch_size):
-            chosen = torch.full_like(part, -1) if labels is None else labels[part]
-            yield self.recording.replay(part), chosen.to(self.recording.device)
+        chosen = torch.full_like(ids, -1) if labels is None else labels[ids]
+        return self.recording.replay(ids), chosen.to(self.recording.device)

@@ -27,6 +27,7 @@ from krnet import api, ledger, parallel
 from krnet.config import FitConfig, NetworkConfig
 from krnet.embedding import GroupTable
 from krnet.features import FeatureSource, check_labels, open_features
+from krnet.feed import Feed
 from krnet.recorders.base import Job
 from krnet.recorders.krnet import KRNet, KRNetFit, KRNetRecorder, batch_size
 from krnet.samples import Samples
@@ -162,6 +163,9 @@ def bench(
             }
             trainee.feed.close()
     trainee = fits["muon"]
+    if where.type == "cuda":
+        say("step: features streamed from disk")
+        result["steps"]["muon"]["streamed_milliseconds"] = 1e3 * streamed_step_s(trainee, source, where)
     result["replay"] = bench_replay(trainee, source.shape, samples, where, say)
     result["targets"] = {}
     for target in targets:
@@ -171,6 +175,27 @@ def bench(
         keys = ("r2", "iterations", "fit_seconds", "stopped_by")
         result["targets"][str(target)] = {key: info[key] for key in keys}
     return result
+
+
+class Streamed(Feed):
+    """A feed of features that would not fit on the device."""
+
+    def _resident(self) -> None:
+        return None
+
+
+def streamed_step_s(trainee: KRNetFit, source: FeatureSource, device: torch.device) -> float:
+    """The step when each batch comes from a file: the same time, if reading keeps up."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "features.npy"
+        np.save(path, source.read(torch.arange(min(len(source), 25_000))).numpy())
+        feed, trainee.feed = trainee.feed, Streamed(open_features(path), trainee.feed.batch_size, 0, device)
+        graph, trainee.graph = trainee.graph, trainee._capture()
+        try:
+            return timed(partial(next_step, trainee, iter(range(1 << 30))), device, 2.0)
+        finally:
+            trainee.feed.close()
+            trainee.feed, trainee.graph = feed, graph
 
 
 def next_step(trainee: KRNetFit, iterations: Iterator[int]) -> Tensor:

@@ -69,6 +69,12 @@ def learning_rate(schedule: str, progress: float) -> float:
     return rise * min(1.0, (1 - progress) / (1 - HOLD))
 
 
+def matrices(net: nn.Module) -> list[nn.Linear | nn.Conv2d | nn.ConvTranspose2d]:
+    """Modules whose weight is a matrix, and not a filter for each channel."""
+    layers_of = (module for module in net.modules() if isinstance(module, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)))
+    return [module for module in layers_of if isinstance(module, nn.Linear) or module.groups == 1]
+
+
 def optimizers_for(net: nn.Module, fit: FitConfig, device: torch.device) -> list[torch.optim.Optimizer]:
     """Adam; with schedule "fast" Muon takes every matrix: FC layers, full convolutions, the deconvolution."""
     cuda = device.type == "cuda"
@@ -78,10 +84,7 @@ def optimizers_for(net: nn.Module, fit: FitConfig, device: torch.device) -> list
 
     muon: list[Tensor] = []
     if fit.schedule == "fast":
-        for module in net.modules():
-            depthwise = isinstance(module, nn.Conv2d) and module.groups > 1
-            if isinstance(module, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)) and not depthwise:
-                muon.append(module.weight)
+        muon = [module.weight for module in matrices(net)]
     chosen = {id(p) for p in muon}
     rest = [p for p in net.parameters() if id(p) not in chosen]
     made: list[torch.optim.Optimizer] = [
@@ -133,7 +136,7 @@ class KRNetFit:
     def step(self, iteration: int, progress: float) -> Tensor:
         self._set_rates(learning_rate(self.job.fit.schedule, progress))
         batch = self.feed.batch(iteration)
-        return self._update(*batch) if self.graph is None else self.graph(*batch).clone()
+        return self._update(*batch) if self.graph is None else self.graph(*batch)
 
     def _set_rates(self, share: float) -> None:
         for optimizer, peak in zip(self.optimizers, self.peak, strict=True):
@@ -220,9 +223,8 @@ class KRNetReplayer(Replayer):
     def half(self) -> KRNet:
         """The matrices in bf16, so that `fast` need not round them again for every batch."""
         net = copy.deepcopy(self.net)
-        for module in net.modules():
-            if isinstance(module, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)):
-                module.to(torch.bfloat16)
+        for module in matrices(net):
+            module.to(torch.bfloat16)
         return net
 
     @torch.inference_mode()
@@ -250,7 +252,7 @@ class KRNetReplayer(Replayer):
             padded = torch.nn.functional.pad(ids, (0, size - len(ids)))
             if key not in self._graphs:
                 self._graphs[key] = Graphed(partial(self._decode, fast=fast), [padded])
-            return self._graphs[key](padded)[: len(ids)].clone()
+            return self._graphs[key](padded)[: len(ids)]
 
 
 @register

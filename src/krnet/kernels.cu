@@ -1,12 +1,14 @@
-// 3x3 depthwise convolution, GroupNorm, skip, Leaky-ReLU: one pass over memory forward, one backward. See kernels.py.
+// A unit (3x3 depthwise convolution, GroupNorm, skip, Leaky-ReLU) in one pass over memory forward and one backward,
+// and backward through GroupNorm, skip, Leaky-ReLU alone. See kernels.py.
 //
-// A block owns one group of one sample, a thread one channel of it: the plane (H x W values) stays in the thread's
-// registers, so neighbours need no memory, and only the two moments of the norm are shared. Maps lie channels last,
-// so the threads of a warp read neighbouring addresses.
+// A block owns one group of one sample, a thread one channel of it: in a unit the plane (H x W values) stays in the
+// thread's registers, so neighbours need no memory, and only the two moments of the norm are shared. Maps lie channels
+// last, so the threads of a warp read neighbouring addresses.
 //
-// Compiled for each use: C, GROUP (channels of a group), H, W, THREADS (GROUP rounded up to warps), BLOCKS (of these
-// that a multiprocessor should hold at a time), SKIP (the unit has a skip), MORE (backward adds `more` to dx), EPS,
-// SLOPE. Flags at run time instead would cost so many registers that values spill.
+// Compiled for each use: C, GROUP (channels of a group), H, W, LANES (threads that share a channel; 1 in a unit),
+// THREADS (GROUP x LANES rounded up to warps), BLOCKS (of these that a multiprocessor should hold at a time), SKIP,
+// MORE (backward adds `more` to dx), EPS, SLOPE. Flags at run time instead would cost so many registers that values
+// spill.
 
 typedef unsigned short bf16;
 constexpr int AREA = H * W;
@@ -50,6 +52,7 @@ __device__ __forceinline__ void convolve(const bf16* __restrict__ x, const float
   }
 }
 
+#ifdef UNIT_FORWARD
 extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void unit_forward(
     const bf16* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ gamma,
     const float* __restrict__ beta, const bf16* __restrict__ skip, bf16* __restrict__ y, float* __restrict__ moments) {
@@ -83,6 +86,8 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void unit_forward(
   }
 }
 
+#endif
+
 // The block's part of one sample into shared memory, (AREA, GROUP), without passing through registers.
 __device__ __forceinline__ void fetch(const bf16* __restrict__ source, bf16* target) {
   if (GROUP % 8 == 0 && C % 8 == 0) {
@@ -95,6 +100,7 @@ __device__ __forceinline__ void fetch(const bf16* __restrict__ source, bf16* tar
   }
 }
 
+#ifdef UNIT_BACKWARD
 // dx gets `more` added to it; `sums` (blocks, 11, C) the gradients of the nine taps, of scale and of shift.
 extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void unit_backward(
     const bf16* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ gamma,
@@ -167,3 +173,60 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void unit_backward(
     for (int t = 0; t < 11; ++t) sums[(blockIdx.x * 11 + t) * C + channel] = kept[t][threadIdx.x];
   }
 }
+
+#endif
+
+#ifdef NORM_BACKWARD
+// The norm alone: what a convolution or a product made has no need of planes, and may be of any size.
+extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void norm_backward(
+    const bf16* __restrict__ x, const float* __restrict__ gamma, const bf16* __restrict__ y,
+    const float* __restrict__ moments, const bf16* __restrict__ gradient, bf16* __restrict__ dx,
+    bf16* __restrict__ dskip, float* __restrict__ sums, int batch) {
+  extern __shared__ __align__(16) bf16 tiles[];  // x, y and gradient of one sample
+  __shared__ float shared[32];
+  const int lane = threadIdx.x / GROUP, own = threadIdx.x % GROUP, channel = blockIdx.y * GROUP + own;
+  const bool owned = lane < LANES;
+  const bf16 *own_x = tiles + own, *own_y = own_x + AREA * GROUP, *own_gradient = own_y + AREA * GROUP;
+  const float scale = gamma[channel];
+  float all_gamma = 0.f, all_beta = 0.f;
+  for (int b = blockIdx.x; b < batch; b += gridDim.x) {
+    const long long sample = (long long)b * AREA * C, at = sample + channel;
+    __syncthreads();  // all are done with the sample before
+    fetch(x + sample + blockIdx.y * GROUP, tiles);
+    fetch(y + sample + blockIdx.y * GROUP, tiles + AREA * GROUP);
+    fetch(gradient + sample + blockIdx.y * GROUP, tiles + 2 * AREA * GROUP);
+    const float mean = moments[(b * gridDim.y + blockIdx.y) * 2], rstd = moments[(b * gridDim.y + blockIdx.y) * 2 + 1];
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncthreads();
+    float sum_gamma = 0.f, sum_beta = 0.f;
+    if (owned) {
+#pragma unroll 8
+      for (int p = lane; p < AREA; p += LANES) {
+        float d = widen(own_gradient[p * GROUP]);
+        d = own_y[p * GROUP] & 0x8000 ? d * SLOPE : d;
+        if (SKIP) dskip[at + p * C] = narrow(d);
+        sum_gamma += d * (widen(own_x[p * GROUP]) - mean);
+        sum_beta += d;
+      }
+    }
+    sum_gamma *= rstd;
+    all_gamma += sum_gamma;
+    all_beta += sum_beta;
+    const float by_d = rstd * scale;
+    const float by_z = -rstd * rstd * block_sum(scale * sum_gamma, shared) / COUNT;
+    const float offset = -rstd * block_sum(scale * sum_beta, shared) / COUNT - by_z * mean;
+    if (owned) {
+#pragma unroll 8
+      for (int p = lane; p < AREA; p += LANES) {
+        float d = widen(own_gradient[p * GROUP]);
+        d = own_y[p * GROUP] & 0x8000 ? d * SLOPE : d;
+        dx[at + p * C] = narrow(by_d * d + by_z * widen(own_x[p * GROUP]) + offset);
+      }
+    }
+  }
+  if (owned) {
+    sums[((blockIdx.x * LANES + lane) * 2) * C + channel] = all_gamma;
+    sums[((blockIdx.x * LANES + lane) * 2 + 1) * C + channel] = all_beta;
+  }
+}
+#endif

@@ -1,0 +1,85 @@
+"""What only a GPU can show: skipped without one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import krnet
+from krnet import parallel
+from krnet.features import open_features
+from krnet.feed import Feed
+from krnet.speed import Streamed
+from maps import relu_maps
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+SETTINGS = {"iterations": 300, "group_size": 64, "d0": 64, "c0": 64, "c1": 16, "stride": 1}
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    features, labels = relu_maps(300, (16, 8, 8))
+    path = tmp_path_factory.mktemp("gpu") / "a.krn"
+    return features, labels, krnet.record(features, labels, out=path, device="cuda", **SETTINGS)
+
+
+def test_a_fit_on_the_gpu_is_as_good_as_on_the_cpu(recorded):
+    features, labels, recording = recorded
+    on_cpu = krnet.record(features, labels, device="cpu", **SETTINGS)
+    assert abs(recording.info()["r2"] - on_cpu.info()["r2"]) < 0.05
+
+
+def test_plain_and_fused_fits_agree(recorded):
+    features, labels, recording = recorded
+    plain = krnet.record(features, labels, device="cuda", compile=False, **SETTINGS)
+    assert abs(recording.info()["r2"] - plain.info()["r2"]) < 0.03
+
+
+def test_fast_replay_adds_little_error_at_every_batch_size(recorded):
+    _, _, recording = recorded
+    exact = recording.replay(torch.arange(300))
+    scale = exact.std()
+    for size in (1, 7, 100, 300):
+        for _ in range(4):  # from the third on it is a graph
+            ids = torch.randperm(300)[:size]
+            fast = recording.replay(ids, precision="fast")
+            assert (fast - exact[ids.to(exact.device)]).std() < 0.03 * scale
+            torch.testing.assert_close(recording.replay(ids), exact[ids.to(exact.device)], atol=1e-4, rtol=1e-4)
+
+
+def test_a_loader_one_batch_ahead_gives_what_replay_gives(recorded):
+    _, labels, recording = recorded
+    for number, (values, found) in enumerate(recording.loader(64)):
+        ids = torch.arange(300)[64 * number : 64 * number + 64]
+        torch.testing.assert_close(values, recording.replay(ids), atol=1e-5, rtol=1e-5)
+        assert torch.equal(found.cpu(), labels[ids])
+
+
+def test_streamed_batches_are_what_lies_at_their_ids():
+    values = torch.randn(500, 3, 4, 4)
+    feed = Streamed(open_features(values), 64, 0, parallel.pick_device("cuda"))
+    for iteration in range(30):
+        ids, found = feed.batch(iteration)
+        assert torch.equal(found.cpu(), values[ids.cpu()])
+    feed.close()
+    resident = Feed(open_features(values), 64, 0, parallel.pick_device("cuda"))
+    (ids,) = resident.batch(0)
+    assert torch.equal(resident.values(ids).cpu(), values[ids.cpu()])
+
+
+def test_a_fit_killed_and_resumed_on_the_gpu_goes_on_from_its_weights(tmp_path):
+    features, labels = relu_maps(300, (16, 8, 8))
+    stopped = False
+
+    def stop(status, r2):
+        nonlocal stopped
+        if status.iteration >= 200 and not stopped:
+            stopped = True
+            raise KeyboardInterrupt
+
+    path = tmp_path / "b.krn"
+    with pytest.raises(KeyboardInterrupt):
+        krnet.record(features, labels, out=path, device="cuda", checkpoint_s=0.0, watch=stop, **SETTINGS)
+    resumed = krnet.record(features, labels, out=path, device="cuda", resume=True, **SETTINGS)
+    whole = krnet.record(features, labels, device="cuda", **SETTINGS)
+    assert abs(resumed.info()["r2"] - whole.info()["r2"]) < 0.02
