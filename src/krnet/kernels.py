@@ -148,11 +148,15 @@ class Layout:
     def blocks(self) -> int:
         """On a multiprocessor at a time: one reads while another computes."""
         by_registers = LARGEST_GROUP // self.threads if self.lanes == 1 else 1024 // self.threads
-        return max(1, min(by_registers, SHARED_BYTES // (self.tile_bytes + 4 * SUMS * self.threads + 128)))
+        return max(1, min(by_registers, SHARED_BYTES // self.shared_bytes))
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.tile_bytes + 128 + (4 * SUMS * self.threads if self.lanes == 1 else 0)
 
     def fits(self, device: torch.device) -> bool:
         room = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
-        return hasattr(torch.cuda, "_compile_kernel") and self.tile_bytes + 4 * SUMS * self.threads + 128 <= room
+        return hasattr(torch.cuda, "_compile_kernel") and self.shared_bytes <= room
 
 
 @cache
