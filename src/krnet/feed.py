@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from krnet.features import FeatureSource
+from krnet.order import Order
 from krnet.parallel import free_bytes
 
 RUN_BYTES = 256 << 10  # a disk reads this much in about the time it takes to seek
@@ -33,7 +33,8 @@ class Feed:
         # Neighbours in a batch are a little worse to learn from, hence eight runs a batch at the least.
         run = -(-RUN_BYTES // source.sample_bytes)
         self.run = 1 if self.resident is not None else max(1, min(run, self.batch_size // 8))
-        self._epoch = lru_cache(maxsize=2)(self._shuffle)
+        place = device if self.resident is not None else torch.device("cpu")
+        self._order = Order(self.num_samples, self.batch_size, seed, run=self.run, device=place)
         self._pool = ThreadPoolExecutor(READERS) if self.resident is None else None
         self._side = torch.cuda.Stream(device) if self._pool and device.type == "cuda" else None
         self._waiting: deque[tuple[int, Future[tuple[Tensor, Tensor]]]] = deque()
@@ -50,24 +51,8 @@ class Feed:
             values[ids[0] : ids[-1] + 1] = self.source.read(ids).to(self.device)
         return values
 
-    def _shuffle(self, epoch: int) -> Tensor:
-        """All IDs once, runs of neighbours kept together; on the device, if the values are."""
-        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) % 2**63)
-        if self.resident is not None:
-            return torch.randperm(self.num_samples, generator=generator).to(self.device)
-        runs = torch.randperm(-(-self.num_samples // self.run), generator=generator)
-        ids = (runs[:, None] * self.run + torch.arange(self.run)).flatten()
-        return ids[ids < self.num_samples]
-
     def ids(self, iteration: int) -> Tensor:
-        """Epochs laid end to end and cut into batches."""
-        begin = iteration * self.batch_size
-        parts, need = [], self.batch_size
-        while need:
-            epoch, offset = divmod(begin, self.num_samples)
-            parts.append(self._epoch(epoch)[offset : offset + need])
-            begin, need = begin + len(parts[-1]), need - len(parts[-1])
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return self._order.ids(iteration)
 
     def batch(self, iteration: int) -> tuple[Tensor, ...]:
         """What `values` needs, on the device."""

@@ -1,0 +1,1 @@
+"""Ways to learn task after task, one file each."""

@@ -1,0 +1,315 @@
+"""The contract of a way to learn task after task, and the registry of all of them.
+
+    Context (data, tasks, device, seed), LearnerConfig -> Learner
+        learn(task)   -> pieces of Work, which the task loop runs, saves and takes up again
+        predict(x)    -> logits over the classes seen so far, by row name ("cnn", "nme")
+        state, restore, storage_bytes
+
+A learner owns no epoch loop: it yields Work (a Descent, a recorder's fit), and goes on when that is done. After a kill
+its `learn` is run again from the start of the task: work that was finished is taken from its file, so the code between
+two pieces must follow from the state of the learner, the data and the seed alone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from krnet import backbones
+from krnet.config import check_choice, check_int, check_range, from_dict
+from krnet.data import DataSet
+from krnet.descent import Descent, ImageBatches, Images, Saving, Schedule, Watch
+from krnet.errors import SettingError
+from krnet.protocol import TaskSplit
+
+EVALUATION_BATCH = 500
+
+
+class Work(Protocol):
+    """A long piece of a task. `shared`: settings under which its result may serve another learner, too."""
+
+    name: str
+    shared: dict[str, Any] | None
+
+    def run(self, saving: Saving | None, watch: Watch | None) -> None:
+        """Do it."""
+
+    def result(self) -> dict[str, Tensor]:
+        """What is to be kept of it until the end of the task."""
+
+    def take(self, result: dict[str, Tensor]) -> None:
+        """The result of an earlier run, instead of running."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerConfig:
+    """Settings that all learners have; each gives its reference values as its own defaults."""
+
+    backbone: str = "resnet32"
+    """Network: resnet32 (CIFAR), resnet18 (224 px), resnet18-small (32 to 64 px), resnet8 (digits)."""
+    shortcut: str = "B"
+    """Shortcuts of a residual network where sizes change: A (zero padding) or B (1x1 convolution)."""
+    last_relu: bool = True
+    """Whether the last block ends in a ReLU; LUCIR's does not."""
+    base_epochs: int = 160
+    """Epochs of the base task."""
+    epochs: int = 160
+    """Epochs of every later task."""
+    batch_size: int = 128
+    """Samples per update."""
+    base_lr: float = 0.1
+    """Learning rate of the base task."""
+    lr: float = 0.1
+    """Learning rate of every later task."""
+    drops: tuple[float, ...] = (0.5, 0.75)
+    """Shares of a task after which the learning rate falls."""
+    decay: float = 0.1
+    """Factor by which it falls."""
+    momentum: float = 0.9
+    """Momentum of SGD."""
+    weight_decay: float = 5e-4
+    """Weight decay."""
+    optimizer: str = "sgd"
+    """sgd or adam."""
+    ce: str = "seen"
+    """Cross entropy over the logits of all classes seen, or of the new ones only: seen or new."""
+    bn: str = "train"
+    """Batch statistics after the base task: train (they go on) or frozen."""
+    augment: bool = True
+    """Random crops and flips of the training images."""
+
+    def __post_init__(self) -> None:
+        check_choice("backbone", self.backbone, backbones.BACKBONES)
+        check_choice("shortcut", self.shortcut, backbones.SHORTCUTS)
+        check_choice("optimizer", self.optimizer, ("sgd", "adam"))
+        check_choice("ce", self.ce, ("seen", "new"))
+        check_choice("bn", self.bn, ("train", "frozen"))
+        for name in ("last_relu", "augment"):
+            check_choice(name, getattr(self, name), (True, False))
+        for name in ("base_epochs", "epochs", "batch_size"):
+            check_int(name, getattr(self, name), 1)
+        for name in ("base_lr", "lr", "decay", "momentum", "weight_decay"):
+            check_range(name, getattr(self, name), 0)
+
+    def schedule(self, task: int) -> Schedule:
+        return Schedule(
+            epochs=self.epochs if task else self.base_epochs,
+            lr=self.lr if task else self.base_lr,
+            drops=self.drops,
+            decay=self.decay,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            optimizer=self.optimizer,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """What a learner is given, beside its settings."""
+
+    data: DataSet
+    split: TaskSplit
+    device: torch.device
+    seed: int
+    folder: Path
+    """For files of its own that it keeps between tasks, such as recordings."""
+    say: Callable[[str], None] = field(default=lambda text: None)
+
+    def __post_init__(self) -> None:
+        position = self.split.position
+        kept = {
+            "train": Images(self.data, self.data.train.images, self.device),
+            "test": Images(self.data, self.data.test.images, self.device),
+            "train_labels": position[self.data.train.labels],
+            "test_labels": position[self.data.test.labels],
+        }
+        for name, value in kept.items():
+            object.__setattr__(self, name, value)
+
+    train: Images = field(init=False)
+    test: Images = field(init=False)
+    train_labels: Tensor = field(init=False)
+    """(N,): the place of each sample's class in the class order."""
+    test_labels: Tensor = field(init=False)
+
+    def task_ids(self, task: int) -> Tensor:
+        """Sample IDs of a task's training images."""
+        return self.split.samples(self.data.train.labels, task)
+
+    def num_seen(self, task: int) -> int:
+        """Classes of this task and all before."""
+        return len(self.split.classes_seen(task))
+
+    def new_classes(self, task: int) -> range:
+        """Outputs that belong to this task."""
+        return range(self.num_seen(task) - len(self.split.tasks[task]), self.num_seen(task))
+
+    def seed_for(self, task: int, part: int = 0) -> int:
+        """Other random numbers for every task, the same ones for every learner."""
+        return (self.seed * 1009 + task) * 101 + part
+
+
+class Learner(ABC):
+    """A network that grows by the classes of each task. Subclasses differ in `learn` and in what they keep."""
+
+    name: ClassVar[str]
+    config_class: ClassVar[type[LearnerConfig]] = LearnerConfig
+    head_class: ClassVar[type[backbones.LinearHead] | type[backbones.CosineHead]] = backbones.LinearHead
+    main_row: ClassVar[str] = "cnn"
+    """Which of the rows that `predict` gives stands for the method."""
+
+    def __init__(self, context: Context, config: LearnerConfig):
+        self.context, self.config, self.device = context, config, context.device
+        self.task = -1
+        self.model = self._build()
+
+    def _build(self) -> backbones.Classifier:
+        channels = self.context.data.image_shape[0]
+        c = self.config
+        backbone = backbones.build(c.backbone, in_channels=channels, shortcut=c.shortcut, last_relu=c.last_relu)
+        head = self.head_class(backbone.feature_dim, self.context.num_seen(0))
+        return self.to_device(backbones.Classifier(backbone, head))
+
+    def to_device(self, module: Any) -> Any:
+        kind = torch.channels_last if self.device.type == "cuda" else torch.preserve_format
+        return module.to(self.device, memory_format=kind)
+
+    # ------------------------------------------------------------------ learning
+
+    @abstractmethod
+    def learn(self, task: int) -> Iterator[Work]:
+        """One task, from its images alone and what was kept of those before."""
+
+    def expand(self, task: int) -> None:
+        """Make room for the classes of a task; the base task's are there from the start."""
+        assert task == self.task + 1, f"task {task} after task {self.task}"
+        self.task = task
+        if task > 0:
+            self.model.head.grow(len(self.context.split.tasks[task]))
+            if self.config.bn == "frozen":
+                backbones.freeze_batchnorm(self.model)
+
+    def base_work(self) -> Descent:
+        """The base task: plain cross entropy on its images."""
+        loss = lambda images, labels: F.cross_entropy(self.model(images).float(), labels)  # noqa: E731
+        return self.descent("classifier", self.batches(self.context.task_ids(0)), loss, shared=self.base_settings())
+
+    def base_settings(self) -> dict[str, Any]:
+        """All that the base task depends on, so that learners which agree in it train it once."""
+        names = "backbone shortcut last_relu base_epochs batch_size base_lr drops decay momentum weight_decay optimizer"
+        kept = {name: getattr(self.config, name) for name in [*names.split(), "augment"]}
+        split = self.context.split
+        kept |= {"data": self.context.data.name, "order": split.hash, "base_classes": len(split.tasks[0])}
+        kept |= {"seed": self.context.seed, "head": self.head_class.__name__, "device": self.device.type}
+        return kept
+
+    def batches(self, ids: Tensor, *, part: int = 0) -> ImageBatches:
+        c, seed = self.config, self.context.seed_for(self.task, part)
+        images, labels = self.context.train, self.context.train_labels
+        return ImageBatches(images, labels, ids, c.batch_size, seed, augmented=c.augment)
+
+    def descent(self, name: str, batches: Any, loss: Callable[..., Tensor], **options: Any) -> Descent:
+        """Training of the whole model with the settings of this task."""
+        groups = options.pop("groups", None)
+        modules = options.pop("modules", self.model)
+        schedule = options.pop("schedule", self.config.schedule(self.task))
+        return Descent(name, modules, batches, loss, schedule, self.device, groups=groups, **options)
+
+    def classification(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Cross entropy, over the logits that the settings say."""
+        if self.config.ce == "new" and self.task > 0:
+            first = self.context.new_classes(self.task).start
+            return F.cross_entropy(logits[:, first:].float(), labels - first)
+        return F.cross_entropy(logits.float(), labels)
+
+    # ------------------------------------------------------------------ judging
+
+    def predict(self, images: Tensor) -> dict[str, Tensor]:
+        """Scores (B, classes seen) by row; the largest is the answer."""
+        return {"cnn": self.model(images)}
+
+    @torch.no_grad()
+    def apply(self, function: Callable[[Tensor], Tensor], images: Images, ids: Tensor) -> Tensor:
+        """A function of normalised images, batch by batch, without augmentation."""
+        parts = ids.to(self.device).split(EVALUATION_BATCH)
+        return torch.cat([function(images.take(part)) for part in parts])
+
+    # ------------------------------------------------------------------ keeping
+
+    def modules(self) -> dict[str, nn.Module]:
+        """What `state` covers beside `extra_state`."""
+        return {"model": self.model}
+
+    def extra_state(self) -> dict[str, Tensor]:
+        """Tensors that belong to no module: exemplars, importances."""
+        return {}
+
+    def load_extra_state(self, state: dict[str, Tensor]) -> None:
+        assert not state, f"nobody takes {', '.join(state)}"
+
+    def state(self) -> dict[str, Tensor]:
+        """All that the next task depends on."""
+        state = {f"{part}.{k}": v for part, module in self.modules().items() for k, v in module.state_dict().items()}
+        return state | {f"extra.{name}": value for name, value in self.extra_state().items()}
+
+    def restore(self, task: int, state: Mapping[str, Tensor]) -> None:
+        """A new learner as it was at the end of a task."""
+        while self.task < task:
+            self.expand(self.task + 1)
+        for part, module in self.modules().items():
+            module.load_state_dict(
+                {k.removeprefix(f"{part}."): v for k, v in state.items() if k.startswith(f"{part}.")}
+            )
+            module.eval()
+        extra = {k.removeprefix("extra."): v for k, v in state.items() if k.startswith("extra.")}
+        self.load_extra_state(extra)
+
+    def storage_bytes(self) -> dict[str, int]:
+        """Every byte kept between tasks, by part, the current classifier aside (every method has one)."""
+        return {}
+
+
+_REGISTRY: dict[str, type[Learner]] = {}
+
+
+def register(cls: type[Learner]) -> type[Learner]:
+    assert cls.name not in _REGISTRY, f"two learners are called {cls.name}"
+    _REGISTRY[cls.name] = cls
+    return cls
+
+
+def names() -> tuple[str, ...]:
+    return tuple(_REGISTRY)
+
+
+def choose(name: str) -> type[Learner]:
+    check_choice("method", name, _REGISTRY)
+    return _REGISTRY[name]
+
+
+def make_config(learner: type[Learner], settings: Mapping[str, Any]) -> LearnerConfig:
+    """Its defaults, with the caller's settings over them; unknown names are refused with the nearest known."""
+    defaults = {f.name: f.default for f in fields(learner.config_class)}
+    return from_dict(learner.config_class, {**defaults, **settings})
+
+
+def plain_settings(config: LearnerConfig) -> dict[str, Any]:
+    """For JSON."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(config).items()}
+
+
+def num_bytes(tensors: Mapping[str, Tensor] | list[Tensor]) -> int:
+    values = tensors.values() if isinstance(tensors, Mapping) else tensors
+    return sum(value.numel() * value.element_size() for value in values)
+
+
+def check_old(kept: object, task: int) -> None:
+    if task > 0 and kept is None:
+        raise SettingError(f"task {task} needs what task {task - 1} left; start from the base task")

@@ -1,0 +1,24 @@
+"""Fine-tuning: each task trains the whole network on its own images, and nothing is done against forgetting.
+
+The lower bound. Cross entropy over all classes seen by default, as Mammoth and Avalanche; ce="new" is PyCIL's and
+FACIL's, which leaves the old logits untouched and so ends a little higher (protocol notes, 4.6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from krnet.learners.base import Learner, Work, register
+
+
+@register
+class FineTune(Learner):
+    name = "finetune"
+
+    def learn(self, task: int) -> Iterator[Work]:
+        self.expand(task)
+        if task == 0:
+            yield self.base_work()
+            return
+        loss = lambda images, labels: self.classification(self.model(images), labels)  # noqa: E731
+        yield self.descent("classifier", self.batches(self.context.task_ids(task)), loss)

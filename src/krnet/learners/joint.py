@@ -1,0 +1,56 @@
+"""Joint training: each task trains on the images of all tasks so far, as if nothing had to be forgotten.
+
+The upper bound. Cumulative and from scratch: the network is built anew for every task, so that the last row is what one
+training on all classes gives. With `only_last` the tasks between are left out, and the network of the base task stands
+in for them. Keeping every image is its price: storage_bytes counts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from krnet.config import check_choice
+from krnet.learners.base import Learner, LearnerConfig, Work, register
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointConfig(LearnerConfig):
+    only_last: bool = False
+    """Train on the base task and then on all classes at once; the tasks between are not learned."""
+    warm_start: bool = False
+    """Go on from the network of the task before, instead of from a new one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("only_last", "warm_start"):
+            check_choice(name, getattr(self, name), (True, False))
+
+
+@register
+class Joint(Learner):
+    name = "joint"
+    config_class = JointConfig
+    config: JointConfig
+
+    def learn(self, task: int) -> Iterator[Work]:
+        self.expand(task)
+        if task == 0:
+            yield self.base_work()
+            return
+        if self.config.only_last and task < self.context.split.num_tasks - 1:
+            return
+        if not self.config.warm_start:
+            fresh = self._build()
+            self.model.backbone.load_state_dict(fresh.backbone.state_dict())
+            for part in self.model.head.linears:
+                part.reset_parameters()
+        ids = torch.cat([self.context.task_ids(t) for t in range(task + 1)])
+        loss = lambda images, labels: self.classification(self.model(images), labels)  # noqa: E731
+        yield self.descent("classifier", self.batches(ids), loss)
+
+    def storage_bytes(self) -> dict[str, int]:
+        samples = sum(len(self.context.task_ids(t)) for t in range(self.task + 1))
+        return {"images": samples * self.context.data.train.images[0].numel()}

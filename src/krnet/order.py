@@ -1,0 +1,42 @@
+"""Which samples come when.
+
+    iteration -> Order.ids -> places (B,) among num_samples
+
+A function of seed and iteration alone, so a resumed run sees what an uninterrupted one would. Epochs are laid end to
+end and cut into batches, so every batch is full.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+
+class Order:
+    def __init__(
+        self, num_samples: int, batch_size: int, seed: int, *, run: int = 1, device: torch.device | None = None
+    ):
+        """`run` keeps that many neighbours together, for a disk's sake."""
+        self.num_samples, self.seed, self.run = num_samples, seed, run
+        self.batch_size = min(batch_size, num_samples)
+        self.device = device or torch.device("cpu")
+        self._epoch = lru_cache(maxsize=2)(self._shuffle)
+
+    def _shuffle(self, epoch: int) -> Tensor:
+        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) % 2**63)
+        if self.run == 1:
+            return torch.randperm(self.num_samples, generator=generator).to(self.device)
+        runs = torch.randperm(-(-self.num_samples // self.run), generator=generator)
+        ids = (runs[:, None] * self.run + torch.arange(self.run)).flatten()
+        return ids[ids < self.num_samples].to(self.device)
+
+    def ids(self, iteration: int) -> Tensor:
+        begin = iteration * self.batch_size
+        parts, need = [], self.batch_size
+        while need:
+            epoch, offset = divmod(begin, self.num_samples)
+            parts.append(self._epoch(epoch)[offset : offset + need])
+            begin, need = begin + len(parts[-1]), need - len(parts[-1])
+        return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,0 +1,35 @@
+"""A small data set, its tasks, and settings under which every learner runs in a second or two on a CPU."""
+
+from __future__ import annotations
+
+import torch
+
+from krnet import data, protocol
+
+SMALL = {"backbone": "resnet8", "base_epochs": 5, "epochs": 8, "batch_size": 32, "base_lr": 0.05, "lr": 0.05}
+# What a method needs beside that to be quick: settings of its own.
+OWN: dict[str, dict[str, object]] = {
+    "gfr": {"gan_epochs": 2, "hidden": 32, "latent": 8},
+    "kril": {"recorder_iterations": 12, "cut": 3},
+    "icarl": {"exemplars_per_class": 4},
+    "lucir": {"exemplars_per_class": 4},
+}
+
+
+def settings_for(method: str) -> dict[str, object]:
+    return {**SMALL, **OWN.get(method, {})}
+
+
+def small_digits(per_class: int = 24, test_per_class: int = 8) -> data.DataSet:
+    """Eight of the ten digits, few of each."""
+    whole = data.load("digits")
+    parts = []
+    for split, number in ((whole.train, per_class), (whole.test, test_per_class)):
+        ids = torch.cat([(split.labels == label).nonzero()[:number, 0] for label in range(8)]).sort().values
+        parts += [split.images[ids], split.labels[ids]]
+    return data.from_arrays(*parts, name="digits8", mean=whole.mean, std=whole.std, pad=1, layout="NCHW")
+
+
+def small_tasks(num_tasks: int = 2) -> protocol.TaskSplit:
+    """A base task of four classes and `num_tasks` of two each, in an order that is not the natural one."""
+    return protocol.split([3, 1, 0, 2, 7, 5, 6, 4], num_classes=8, base_classes=4, tasks=num_tasks)
