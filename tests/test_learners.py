@@ -167,7 +167,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(digits, tmp_path):
 
 def test_a_run_is_not_taken_up_with_other_settings(digits, tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        learn("finetune", digits, tmp_path / "run", watcher=Stop(2))
+        learn("finetune", digits, tmp_path / "run", watcher=Stop(3))
     with pytest.raises(ResumeError, match="seed"):
         learning.learn(
             "finetune", digits, small_tasks(), out=tmp_path / "run", settings=settings_for("finetune"), device="cpu",

@@ -29,6 +29,7 @@ from krnet.files import refuse_overwriting
 from krnet.metrics import fidelity
 from krnet.parallel import pick_device
 from krnet.recorders import krnet as _krnet  # noqa: F401  registers itself
+from krnet.recorders import raw as _raw  # noqa: F401
 from krnet.recorders.base import Content, Job, Recorder, choose
 from krnet.replay import PRECISIONS, Recording
 from krnet.samples import Samples
@@ -195,6 +196,8 @@ def describe(job: Job, recorder: Recorder, content: Content) -> tuple[dict[str, 
         "stopped_by": content.stopped_by,
         "times": {
             "fit_seconds": content.seconds,
+            # So that equal runs give files of equal size.
+            "pad": " " * max(0, 24 - len(repr(float(content.seconds)))),
             "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         },
         "versions": {"krnet": _version(), "torch": torch.__version__},

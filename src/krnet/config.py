@@ -47,10 +47,12 @@ def check_int(name: str, value: object, low: int, high: float = math.inf) -> Non
 
 @cache
 def describe(cls: type) -> dict[str, str]:
-    """Field name -> the docstring under it."""
+    """Field name -> the docstring under it; a subclass may say it anew."""
+    described = {
+        name: text for base in reversed(cls.__bases__) if base is not object for name, text in describe(base).items()
+    }
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(body, ast.ClassDef)
-    described = {}
     for field, below in zip(body.body, body.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
             assert isinstance(field.target, ast.Name) and isinstance(below.value, ast.Constant)

@@ -14,18 +14,17 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-import os
 import pkgutil
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from krnet import archive, learners, ledger, parallel
-from krnet.config import check_int
+from krnet.config import check_int, unknown_setting
 from krnet.data import DataSet
 from krnet.descent import Saving
 from krnet.errors import ResumeError, SettingError
@@ -261,6 +260,39 @@ def _digest(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=list).encode()).hexdigest()[:16]
 
 
-def run_name(method: str, data: str, tasks: int, order: str, seed: int) -> str:
-    """The folder of a run that was given none."""
-    return os.path.join("runs", f"{data.rsplit('/', 1)[-1]}-{method}-{tasks}tasks-{order}-seed{seed}")
+def defaults_for(data: DataSet) -> dict[str, Any]:
+    """Settings that follow from the size of the images, where the learners' own are for CIFAR's 32 pixels."""
+    size = max(data.image_shape[1:])
+    if size <= 16:
+        return {"backbone": "resnet8", "fixed_layers": 5, "base_epochs": 20, "epochs": 20, "batch_size": 64}
+    if size <= 32:
+        return {}
+    backbone = "resnet18-small" if size <= 96 else "resnet18"
+    return {"backbone": backbone, "fixed_layers": 13, "base_epochs": 100, "epochs": 100}
+
+
+def settings_of(methods: Sequence[str], given: Mapping[str, Any], data: DataSet) -> dict[str, dict[str, Any]]:
+    """What each method is given of the caller's settings: those that it has. One that none has is refused."""
+    known = {m: {f.name for f in fields(base.choose(m).config_class)} for m in methods}
+    for name in given:
+        if not any(name in names for names in known.values()):
+            raise unknown_setting(name, set().union(*known.values()))
+    merged = {**defaults_for(data), **given}
+    return {m: {k: v for k, v in merged.items() if k in known[m]} for m in methods}
+
+
+def learn_all(
+    methods: Sequence[str],
+    data: DataSet,
+    split: TaskSplit,
+    *,
+    out: AnyPath,
+    settings: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """Several methods, each in a folder of its own under `out`; a base task in common is trained once."""
+    given = settings_of(methods, settings or {}, data)
+    folder = Path(out)
+    return [
+        learn(m, data, split, out=folder / m, settings=given[m], shared=folder / "shared", **options) for m in methods
+    ]

@@ -47,13 +47,25 @@ def list_settings(*configs: type) -> str:
     return "\b\n" + "\n".join([title, *lines])
 
 
+def explain_settings(config: type, but: type | None = None) -> str:
+    """Name, default and description of each setting of a config, leaving out what `but` has with the same default."""
+    same = {} if but is None else {field.name: field.default for field in fields(but)}
+    lines = []
+    for field in fields(config):
+        if field.name in same and same[field.name] == field.default:
+            continue
+        text = f"{describe(config)[field.name]} [default: {field.default}]"
+        lines += textwrap.wrap(text, 100, initial_indent=f"  {field.name:<20}", subsequent_indent=" " * 22)
+    return "\n".join(lines)
+
+
 Set = Annotated[
     list[Any] | None,
     typer.Option(
         "--set",
         parser=typed.parse_setting,
         metavar="NAME=VALUE",
-        help="Any other setting, listed below; may be given several times.",
+        help="Any other setting by its name; may be given several times.",
         show_default=False,
     ),
 ]

@@ -66,6 +66,10 @@ class Display:
         )
         self._show("fit", status.progress, text, now=False)
 
+    def share(self, name: str, share: float, text: str) -> None:
+        """So much of something is done."""
+        self._show(name, share, text, now=False)
+
     def _show(self, name: str, share: float | None, text: str, now: bool) -> None:
         if self._bar:
             # A bar without an end pulses; resetting the total turns one into the other.

@@ -31,6 +31,43 @@ def show(result: Mapping[str, Any], rows: Rows, as_json: bool) -> None:
     Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False).print(table)
 
 
+def show_json(value: Any) -> None:
+    print(json.dumps(value))
+
+
+def show_runs(runs: Sequence[Mapping[str, Any]]) -> None:
+    """One line a method, and for each row that a method gives: accuracies in percent after each task, and bytes."""
+    from rich.console import Console
+    from rich.table import Table
+
+    first = runs[0]
+    tasks = "+".join(map(str, first["tasks"]))
+    title = f"{first['data']}, classes {tasks}, order {first['order']} ({first['order_hash']}), seed {first['seed']}"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.add_column("method")
+    for task in range(len(first["tasks"])):
+        table.add_column(f"task {task}" if task else "base", justify="right")
+    for name in ("average", "without base", "forgetting", "stored MB", "images", "seconds"):
+        table.add_column(name, justify="right")
+    for run in runs:
+        for row, found in (run.get("rows") or {run["row"]: run}).items():
+            name = run["method"] if len(run.get("rows") or {}) < 2 else f"{run['method']} ({row})"
+            total = run["storage_bytes"]["total"]
+            table.add_row(
+                name,
+                *[percent(value) for value in found["accuracy"]],
+                *[percent(found[key]) for key in ("average", "average_without_base", "forgetting")],
+                f"{total / 1e6:,.3f}",
+                f"{run['storage_bytes']['equivalent_exemplars']:,.0f}",
+                f"{run['seconds']:,.0f}",
+            )
+    Console(width=None if sys.stdout.isatty() else 300, highlight=False, markup=False).print(table)
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.2f}"
+
+
 def plan_rows(plan: Mapping[str, Any]) -> Rows:
     return [
         ("samples", f"{plan['num_samples']:,} of {by(plan['shape'])}"),
@@ -88,22 +125,6 @@ def replay_rows(written: Mapping[str, Any]) -> Rows:
         ("file", megabytes(written["bytes"])),
     ]
     return rows + ([("labels", written["labels_path"])] if written["labels_path"] else [])
-
-
-def demo_rows(found: Mapping[str, Any]) -> Rows:
-    real, replayed = found["accuracy_real"], found["accuracy_replayed"]
-    return [
-        ("features", f"{found['num_samples']:,} of {by(found['shape'])}, {megabytes(found['feature_bytes'])}"),
-        ("recording", f"{found['path']}: {megabytes(found['bytes'])}, {times(found['compression_ratio'])}"),
-        ("R2", f"{found['r2']:.4f}"),
-        (
-            "accuracy",
-            f"{100 * real:.2f} % on real features, {100 * replayed:.2f} % on replayed ({found['num_unseen']} new)",
-        ),
-        ("agreement", f"{100 * found['agreement']:.2f} % of the classifier's answers are the same"),
-        ("picture", found["picture"]),
-        ("took", f"{found['seconds']:.0f} s"),
-    ]
 
 
 def speed_rows(found: Mapping[str, Any]) -> Rows:

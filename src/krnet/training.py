@@ -162,12 +162,12 @@ def train(
                     watch(Status(iteration, min(progress, 1.0), loss, seconds))
                 if reached and reached(iteration, loss):
                     reason = "target"
-            if reason:
-                break
-            if interrupted():
+            if interrupted():  # even at the very end: the caller has more to do than this
                 if checkpoint:
                     checkpoint.save(trainee, iteration, seconds, losses)
                 raise KeyboardInterrupt
+            if reason:
+                break
             if checkpoint and time.perf_counter() - saved >= checkpoint.every_s:
                 checkpoint.save(trainee, iteration, seconds, losses)
                 saved = time.perf_counter()

@@ -1,0 +1,283 @@
+"""KRIL: learn new classes on replayed feature maps of the old ones, without keeping one old image.
+
+    base task:   images -> F1, F2 (trained once; F1 is frozen from then on);   F1's features -> recorder
+    each task:   replayed features of all old samples + features of the new images -> F2
+                 replays + new features -> the next recorder, which so teaches itself what the last one knew
+
+Zhang et al., "KRNet: Towards Efficient Knowledge Replay" (2022), section KRIL and Algorithm 1. Defaults are the paper's
+for CIFAR-100: F1 of 23 layers, 160 epochs, learning rate 0.1 for the classifier and a twentieth of it for the rest of
+F2, L_aux with weight 2 on replayed samples only, two recorders (base task; all later tasks). Deviations: our fast
+schedule for the recorder, its iterations in proportion to the samples recorded, each from the one before
+(`warm_start`); batches hold old and new samples in fixed proportion to their numbers. Where the paper is silent
+(augmentation of the new features, mirrored replays, the divisor of L_aux): docs/choices.md.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from krnet import api, augment, backbones
+from krnet.config import SCHEDULES, FitConfig, check_choice, check_int, check_range, unknown_setting
+from krnet.descent import Group, Images, Saving, Watch
+from krnet.errors import SettingError
+from krnet.learners.base import Context, Learner, LearnerConfig, Work, register
+from krnet.order import Order
+from krnet.recorders.base import choose
+from krnet.replay import Recording
+from krnet.typed import parse_setting
+
+# Feature maps whose sizes the paper gives a network for.
+PRESET_SHAPES: dict[tuple[int, ...], str] = {
+    (64, 8, 8): "cifar100",
+    (256, 14, 14): "imagenet",
+    (256, 16, 16): "imagenet",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class KrilConfig(LearnerConfig):
+    fixed_layers: int = 23
+    """Layers of F1, counted as in the paper: the first convolution is one, each basic block two."""
+    tail_lr: float = 0.05
+    """Learning rate of F2 without its classifier, as a share of the classifier's."""
+    aux: float = 2.0
+    """Weight of L_aux, which holds F2's features of replayed samples where the last F2 had them; 0 leaves it out."""
+    aux_divisor: str = "batch"
+    """L_aux is divided by the size of the batch, or of its replayed part: batch or replayed."""
+    new_features: str = "flip"
+    """Features of the new images: plain, flip (mirrored at random) or crop (cropped and mirrored anew each step)."""
+    flip_replays: bool = False
+    """Mirror replayed maps at random."""
+    recorder: str = "krnet"
+    """How features are kept: krnet, or raw for the real ones, the upper bound."""
+    recorder_schedule: str = "fast"
+    """Schedule of a krnet's fit: fast or paper."""
+    recorder_iterations: int | None = None
+    """Iterations of the base recorder; by default the schedule's own number."""
+    recorder_settings: str = ""
+    """Other settings of the recorder, as name=value,name=value."""
+    scaled: bool = True
+    """Later recorders get iterations in proportion to their samples, never more than the base; else as many."""
+    warm_start: bool = True
+    """A later recorder starts from the one before, where its size is one of the paper's."""
+    kr2: bool = True
+    """L_kr2: the recorder's error is also seen through F2."""
+    gamma: float = 1e-3
+    """Weight of L_kr2."""
+    single: bool = False
+    """One recorder for all samples instead of one for the base task and one for the rest."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int("fixed_layers", self.fixed_layers, 1)
+        check_choice("aux_divisor", self.aux_divisor, ("batch", "replayed"))
+        check_choice("new_features", self.new_features, ("plain", "flip", "crop"))
+        check_choice("recorder_schedule", self.recorder_schedule, SCHEDULES)
+        for name in ("flip_replays", "scaled", "warm_start", "kr2", "single"):
+            check_choice(name, getattr(self, name), (True, False))
+        for name in ("tail_lr", "aux", "gamma"):
+            check_range(name, getattr(self, name), 0)
+        if self.recorder_iterations is not None:
+            check_int("recorder_iterations", self.recorder_iterations, 1)
+        known = choose(self.recorder).setting_names | {f.name for f in fields(FitConfig)}
+        for name in self.own_settings():
+            if name not in known:
+                raise unknown_setting(name, known)
+
+    def own_settings(self) -> dict[str, Any]:
+        try:
+            return dict(parse_setting(part) for part in self.recorder_settings.split(",") if part)
+        except ValueError as error:
+            raise SettingError(f"recorder_settings: {error}") from error
+
+
+class MixedBatches:
+    """Replayed features of old samples, then features of new ones: two fixed parts of every batch."""
+
+    def __init__(self, replays: Tensor, old_labels: Tensor, new: NewFeatures, batch_size: int, seed: int, flip: bool):
+        device = replays.device
+        self.replays, self.old_labels, self.new = replays, old_labels.to(device), new
+        self.num_samples = len(replays) + len(new.ids)
+        self.batch_size = min(batch_size, self.num_samples)
+        share = round(self.batch_size * len(replays) / self.num_samples)
+        self.num_old = max(1, min(self.batch_size - 1, share))
+        self.old_order = Order(len(replays), self.num_old, seed, device=device)
+        self.new_order = Order(len(new.ids), self.batch_size - self.num_old, seed + 1, device=device)
+        self.num_old, num_new = self.old_order.batch_size, self.new_order.batch_size
+        self.batch_size = self.num_old + num_new
+        self.flip, self.seed = flip, seed
+
+    def inputs(self, iteration: int) -> tuple[Tensor, ...]:
+        draws = augment.draw(self.batch_size, self.new.pad, True, self.seed, iteration)
+        return (
+            self.old_order.ids(iteration),
+            self.new_order.ids(iteration),
+            draws.to(self.replays.device, non_blocking=True),
+        )
+
+    def tensors(self, old: Tensor, new: Tensor, draws: Tensor) -> tuple[Tensor, ...]:
+        replayed = self.replays[old]
+        if self.flip:
+            replayed = torch.where(draws[: self.num_old, 2, None, None, None] > 0, replayed.flip(-1), replayed)
+        features = torch.cat([replayed, self.new.take(new, draws[self.num_old :])])
+        return features, torch.cat([self.old_labels[old], self.new.labels[new]])
+
+
+class NewFeatures:
+    """F1's features of the new images, kept or made anew for each step."""
+
+    def __init__(self, trunk: nn.Module, images: Images, ids: Tensor, labels: Tensor, kind: str, learner: Learner):
+        self.trunk, self.images, self.kind = trunk, images, kind
+        self.ids, self.labels = ids.to(images.device), labels.to(images.device)
+        self.pad = images.data.pad if kind == "crop" else 0
+        self.plain = learner.apply(trunk, images, self.ids)
+        mirrored = kind == "flip" and images.data.flip
+        self.mirrored = learner.apply(lambda x: trunk(x.flip(-1)), images, self.ids) if mirrored else None
+
+    def take(self, places: Tensor, draws: Tensor) -> Tensor:
+        if self.kind == "crop":
+            with torch.no_grad():
+                return self.trunk(self.images.take(self.ids[places], draws)).float()
+        if self.mirrored is None:
+            return self.plain[places]
+        return torch.where(draws[:, 2, None, None, None] > 0, self.mirrored[places], self.plain[places])
+
+
+class RecorderFit:
+    """A Work: features into a recording file."""
+
+    shared: dict[str, Any] | None = None
+
+    def __init__(self, name: str, path: Path, features: Tensor, labels: Tensor, device: torch.device, **options: Any):
+        self.name, self.path, self.device = name, path, device
+        self.features, self.labels, self.options = features, labels, options
+
+    def run(self, saving: Saving | None, watch: Watch | None) -> None:
+        resume = saving is not None and saving.resume
+        settings = self.options | ({} if saving is None else {"checkpoint_s": saving.every_s})
+        tell = None if watch is None else (lambda status, r2: watch(status))
+        api.record(
+            self.features, self.labels, out=self.path, resume=resume, device=str(self.device), watch=tell, **settings
+        )
+
+    def result(self) -> dict[str, Tensor]:
+        return {"samples": torch.tensor(len(self.labels))}  # the file itself is what counts
+
+    def take(self, result: dict[str, Tensor]) -> None:
+        pass
+
+
+@register
+class Kril(Learner):
+    name = "kril"
+    config_class = KrilConfig
+    config: KrilConfig
+
+    def __init__(self, context: Context, config: KrilConfig):
+        super().__init__(context, config)
+        backbone = self.model.backbone
+        assert isinstance(backbone, backbones.ResNet)
+        self.trunk, self.tail = backbones.cut(backbone, config.fixed_layers)
+        self.f2 = backbones.Classifier(self.tail, self.model.head)
+
+    # ------------------------------------------------------------------ learning
+
+    def learn(self, task: int) -> Iterator[Work]:
+        last_tail = copy.deepcopy(self.tail).eval().requires_grad_(False)
+        self.expand(task)
+        ids = self.context.task_ids(task)
+        labels = self.context.train_labels[ids]
+        if task == 0:
+            yield self.base_work()
+            self.model.eval()
+            yield self._recording(task, self.apply(self.trunk, self.context.train, ids), labels, labels)
+            return
+        self._forget_older_files(task)
+        self.model.eval()
+        replays, old_labels = self._replay_all(task)
+        new = NewFeatures(self.trunk, self.context.train, ids, labels, self.config.new_features, self)
+        seed = self.context.seed_for(task)
+        batches = MixedBatches(replays, old_labels, new, self.config.batch_size, seed, self.config.flip_replays)
+        groups = [Group(list(self.model.head.parameters())), Group(list(self.tail.parameters()), self.config.tail_lr)]
+
+        def loss(features: Tensor, labels: Tensor) -> Tensor:
+            seen = self.tail(features)
+            total = F.cross_entropy(self.model.head(seen).float(), labels)
+            if self.config.aux:
+                with torch.no_grad():
+                    wanted = last_tail(features[: batches.num_old])
+                difference = (seen[: batches.num_old].float() - wanted.float()).square().sum()
+                divisor = batches.batch_size if self.config.aux_divisor == "batch" else batches.num_old
+                total = total + self.config.aux * difference / divisor
+            return total
+
+        yield self.descent("F2", batches, loss, modules=self.f2, groups=groups)
+        # The next recorder learns from the last one's replays; with two, the base task's stays as it is.
+        skip = 0 if self.config.single else self.context.num_seen(0)
+        kept = old_labels >= skip
+        features = torch.cat([replays[kept.to(replays.device)], new.plain])
+        yield self._recording(task, features, torch.cat([old_labels[kept], labels]), self._base_labels())
+
+    def expand(self, task: int) -> None:
+        super().expand(task)
+        if task > 0:
+            self.trunk.requires_grad_(False)
+
+    def _base_labels(self) -> Tensor:
+        return self.context.train_labels[self.context.task_ids(0)]
+
+    def _recording(self, task: int, features: Tensor, labels: Tensor, base_labels: Tensor) -> RecorderFit:
+        c = self.config
+        options: dict[str, Any] = {"recorder": c.recorder, "seed": self.context.seed_for(task, 3), **c.own_settings()}
+        if c.recorder == "krnet":
+            iterations = c.recorder_iterations or SCHEDULES[c.recorder_schedule]
+            if c.scaled:
+                iterations = max(1, round(iterations * min(1.0, len(labels) / len(base_labels))))
+            options |= {"iterations": iterations, "schedule": c.recorder_schedule, "gamma": c.gamma}
+            preset = PRESET_SHAPES.get(tuple(features.shape[1:]))
+            options |= {"preset": preset, "head": self.tail if c.kr2 else None}
+            # A network sized by its samples has to grow with them; one of the paper's is large enough from the start.
+            if c.warm_start and preset is not None and task > (0 if c.single else 1):
+                options |= {"start": self._files(task - 1)[-1], "preset": None}
+        name = "recorder of the base task" if task == 0 else "recorder"
+        return RecorderFit(name, self._files(task)[-1], features, labels, self.device, **options)
+
+    # ------------------------------------------------------------------ recordings
+
+    def _files(self, task: int) -> list[Path]:
+        """Recordings that hold all samples up to and including a task."""
+        folder = self.context.folder
+        if self.config.single or task == 0:
+            return [folder / (f"recording-{task}.krn" if self.config.single else "base.krn")]
+        return [folder / "base.krn", folder / f"later-{task}.krn"]
+
+    def _forget_older_files(self, task: int) -> None:
+        """Those of the last task are still needed; those before it are not, now that its state is written."""
+        needed = set(self._files(task - 1))
+        for older in range(task - 1):
+            for path in self._files(older):
+                if path not in needed:
+                    path.unlink(missing_ok=True)
+
+    def _recordings(self, task: int) -> list[Recording]:
+        return [api.open(path, self.device) for path in self._files(task)]
+
+    def _replay_all(self, task: int) -> tuple[Tensor, Tensor]:
+        """Features (N, c, h, w) and labels of every old sample, as the recordings have them."""
+        features, labels = [], []
+        for recording in self._recordings(task - 1):
+            assert recording.labels is not None
+            features.append(recording.replay(torch.arange(len(recording))))
+            labels.append(recording.labels)
+        return torch.cat(features), torch.cat(labels)
+
+    def storage_bytes(self) -> dict[str, int]:
+        return {path.stem.split("-")[0] + " recording": path.stat().st_size for path in self._files(self.task)}

@@ -1,0 +1,228 @@
+"""KRIL: old classes live on in replayed feature maps, and in nothing else."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from krnet import api, learning
+from krnet.descent import Saving
+from krnet.errors import SettingError
+from krnet.learners import base, kril
+from learning_tools import settings_for, small_digits, small_tasks
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return small_digits()
+
+
+def make(digits, folder, **settings):
+    config = base.make_config(kril.Kril, {**settings_for("kril"), **settings})
+    context = base.Context(digits, small_tasks(), CPU, 1, folder)
+    torch.manual_seed(0)
+    return kril.Kril(context, config)
+
+
+def run_task(learner, task, folder):
+    works = []
+    for number, work in enumerate(learner.learn(task)):
+        work.run(Saving(folder / f"{task}-{number}"), None)
+        works.append(work)
+    return works
+
+
+def old_accuracy(run):
+    """On the classes of the base task and the first after it, when all is learned."""
+    row = run["accuracy_matrix"][-1]
+    return sum(row[:-1]) / len(row[:-1])
+
+
+def learn(digits, out, **settings):
+    own = {**settings_for("kril"), "base_epochs": 12, "recorder_iterations": 60, **settings}
+    return learning.learn("kril", digits, small_tasks(), out=out, settings=own, device="cpu", seed=1)
+
+
+@pytest.fixture(scope="module")
+def whole(digits, tmp_path_factory):
+    return learn(digits, tmp_path_factory.mktemp("kril") / "run")
+
+
+def test_old_classes_are_kept_by_replays_and_lost_with_noise_in_their_place(digits, whole, tmp_path, monkeypatch):
+    right = kril.Kril._replay_all
+
+    def noise(self, task):
+        features, labels = right(self, task)
+        return features[torch.randperm(len(features))], labels  # real maps, of other samples
+
+    monkeypatch.setattr(kril.Kril, "_replay_all", noise)
+    shuffled = learn(digits, tmp_path / "noise")
+    assert old_accuracy(whole) > 0.75
+    assert old_accuracy(shuffled) < old_accuracy(whole) - 0.3
+
+
+def test_replays_are_nearly_as_good_as_real_features(digits, whole, tmp_path):
+    real = learn(digits, tmp_path / "raw", recorder="raw")
+    assert real["storage_bytes"]["total"] > whole["storage_bytes"]["total"] / 20
+    assert abs(real["last"] - whole["last"]) < 0.15
+
+
+def test_after_the_base_task_no_old_image_is_looked_at(digits, tmp_path, monkeypatch):
+    learner = make(digits, tmp_path)
+    run_task(learner, 0, tmp_path)
+    taken = []
+    images, right = learner.context.train, learner.context.train.take
+    monkeypatch.setattr(images, "take", lambda ids, draws=None: taken.append(ids.clone()) or right(ids, draws))
+    run_task(learner, 1, tmp_path)
+    assert set(torch.cat(taken).tolist()) == set(learner.context.task_ids(1).tolist())
+
+
+def test_f1_stays_as_the_base_task_left_it(digits, tmp_path):
+    learner = make(digits, tmp_path)
+    run_task(learner, 0, tmp_path)
+    trunk, tail = (copy.deepcopy(part.state_dict()) for part in (learner.trunk, learner.tail))
+    run_task(learner, 1, tmp_path)
+    assert all(torch.equal(value, trunk[name]) for name, value in learner.trunk.state_dict().items())
+    assert not all(torch.equal(value, tail[name]) for name, value in learner.tail.state_dict().items())
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_recordings_hold_every_sample_of_all_tasks_and_their_bytes_are_those_on_disk(digits, tmp_path, single):
+    learner = make(digits, tmp_path, single=single)
+    for task in range(3):
+        run_task(learner, task, tmp_path)
+        recordings = [api.open(path) for path in learner._files(task)]
+        labels = torch.cat([recording.labels for recording in recordings])
+        expected = torch.cat([learner.context.train_labels[learner.context.task_ids(t)] for t in range(task + 1)])
+        assert labels.sort().values.tolist() == expected.sort().values.tolist()
+        assert len(recordings) == (1 if single or task == 0 else 2)
+        stored = learner.storage_bytes()
+        assert sum(stored.values()) == sum(path.stat().st_size for path in learner._files(task))
+    # Two generations at most: what the last task needed, and what the next one will.
+    assert len(list(tmp_path.glob("*.krn"))) == (2 if single else 3)
+
+
+def test_the_base_recording_is_never_written_again(digits, tmp_path):
+    learner = make(digits, tmp_path)
+    run_task(learner, 0, tmp_path)
+    before = (tmp_path / "base.krn").read_bytes()
+    for task in (1, 2):
+        run_task(learner, task, tmp_path)
+    assert (tmp_path / "base.krn").read_bytes() == before
+
+
+def test_later_recorders_teach_themselves_from_the_replays_of_the_one_before(digits, tmp_path, monkeypatch):
+    learner = make(digits, tmp_path)
+    for task in range(2):
+        run_task(learner, task, tmp_path)
+    recorded = []
+    monkeypatch.setattr(api, "record", lambda features, labels, **options: recorded.append((features, labels)))
+    before = api.open(tmp_path / "later-1.krn")
+    run_task(learner, 2, tmp_path)
+    ((features, labels),) = recorded
+    assert torch.equal(features[: len(before)], before.replay(torch.arange(len(before))))
+    assert torch.equal(labels[: len(before)], before.labels)
+    new = learner.apply(learner.trunk, learner.context.train, learner.context.task_ids(2))
+    assert torch.equal(features[len(before) :], new)
+
+
+def test_the_loss_is_cross_entropy_plus_the_change_of_f2s_features_on_replays_alone(digits, tmp_path):
+    learner = make(digits, tmp_path, aux=3.0)
+    run_task(learner, 0, tmp_path)
+    last = copy.deepcopy(learner.tail).eval()
+    works = learner.learn(1)
+    descent = next(works)
+    with torch.no_grad():
+        for p in learner.tail.parameters():
+            p.add_(0.01 * torch.randn_like(p))
+    learner.f2.eval()
+    features, labels = descent.batches.tensors(*descent.batches.inputs(0))
+    number = descent.batches.num_old
+    assert 0 < number < len(labels) and bool((labels[:number] < 4).all()) and bool((labels[number:] >= 4).all())
+    aux = sum((learner.tail(f[None]) - last(f[None])).square().sum() for f in features[:number]) / len(labels)
+    expected = F.cross_entropy(learner.f2(features), labels) + 3 * aux
+    torch.testing.assert_close(descent.loss(features, labels), expected)
+
+
+def test_old_and_new_samples_come_in_proportion_to_their_numbers(digits, tmp_path):
+    learner = make(digits, tmp_path, batch_size=30)
+    run_task(learner, 0, tmp_path)
+    batches = next(learner.learn(1)).batches
+    # 4 classes of 24 old samples and 2 of 24 new ones.
+    assert (batches.num_old, batches.batch_size, batches.num_samples) == (20, 30, 144)
+
+
+@pytest.mark.parametrize(("scaled", "iterations"), [(True, [40, 20, 40]), (False, [40, 40, 40])])
+def test_iterations_follow_the_number_of_samples_unless_fixed(digits, tmp_path, monkeypatch, scaled, iterations):
+    learner = make(digits, tmp_path, recorder_iterations=40, scaled=scaled)
+    found = []
+    right = api.record
+
+    def note(features, labels, **options):
+        found.append(options["iterations"])
+        return right(features, labels, **{**options, "iterations": 3})
+
+    monkeypatch.setattr(api, "record", note)
+    for task in range(3):
+        run_task(learner, task, tmp_path)
+    assert found == iterations
+
+
+@pytest.mark.parametrize("kr2", [True, False])
+def test_l_kr2_looks_through_f2_without_its_classifier(digits, tmp_path, monkeypatch, kr2):
+    learner = make(digits, tmp_path, kr2=kr2)
+    seen = []
+    monkeypatch.setattr(api, "record", lambda *a, **options: seen.append(options["head"]))
+    run_task(learner, 0, tmp_path)
+    assert seen == [learner.tail if kr2 else None]
+
+
+@pytest.mark.parametrize("kind", ["plain", "flip", "crop"])
+def test_new_features_are_f1s_of_the_images_as_they_are_mirrored_or_cropped(digits, tmp_path, kind):
+    flipping = type(digits)(**{**vars(digits), "flip": True})
+    learner = make(flipping, tmp_path, new_features=kind)
+    learner.model.eval()
+    ids = learner.context.task_ids(1)
+    new = kril.NewFeatures(learner.trunk, learner.context.train, ids, learner.context.train_labels[ids], kind, learner)
+    draws = torch.tensor([[1, 1, 0], [1, 1, 1], [0, 2, 1]])
+    places = torch.tensor([5, 5, 7])
+    images = learner.context.train
+    plain = images.take(ids[places])
+    expected = {
+        "plain": plain,
+        "flip": torch.stack([plain[0], plain[1].flip(-1), plain[2].flip(-1)]),
+        "crop": images.take(ids[places], draws),
+    }[kind]
+    with torch.no_grad():
+        torch.testing.assert_close(new.take(places, draws), learner.trunk(expected))
+
+
+def test_mirrored_replays_are_the_maps_mirrored(digits, tmp_path):
+    learner = make(digits, tmp_path, flip_replays=True)
+    run_task(learner, 0, tmp_path)
+    batches = next(learner.learn(1)).batches
+    old, new, draws = batches.inputs(3)
+    features, _ = batches.tensors(old, new, draws)
+    for place, (which, draw) in enumerate(zip(old, draws, strict=False)):
+        wanted = batches.replays[which]
+        assert torch.equal(features[place], wanted.flip(-1) if draw[2] else wanted)
+    assert 0 < draws[: len(old), 2].sum() < len(old)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"fixed_layers": 4}, "cannot cut after 4"),
+        ({"recorder": "krnot"}, "krnet"),
+        ({"recorder_settings": "c0"}, "c0"),
+        ({"new_features": "zoom"}, "new_features"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_before_anything_is_learned(digits, tmp_path, settings, message):
+    with pytest.raises(SettingError, match=message):
+        make(digits, tmp_path, **settings)
