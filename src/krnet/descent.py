@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ from krnet.order import Order
 from krnet.training import Checkpoint, Status, train
 
 Watch = Callable[[Status], None]
+DRAWN_AT_ONCE = 256  # iterations
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,22 @@ class Batches(Protocol):
         """The batch itself: no more than gathers and arithmetic on the device."""
 
 
+class Draws:
+    """Crops and flips for every iteration, drawn many at a time: one by one they would cost more than a small step."""
+
+    def __init__(self, batch_size: int, pad: int, flip: bool, seed: int, device: torch.device):
+        self.batch_size, self.pad, self.flip, self.seed, self.device = batch_size, pad, flip, seed, device
+        self._block = lru_cache(maxsize=2)(self._draw)
+
+    def _draw(self, block: int) -> Tensor:
+        drawn = augment.draw(DRAWN_AT_ONCE * self.batch_size, self.pad, self.flip, self.seed, block)
+        return drawn.view(DRAWN_AT_ONCE, self.batch_size, 3).to(self.device)
+
+    def __call__(self, iteration: int) -> Tensor:
+        block, place = divmod(iteration, DRAWN_AT_ONCE)
+        return self._block(block)[place]
+
+
 class ImageBatches:
     """Images of the given sample IDs, cropped and mirrored at random, with their labels."""
 
@@ -56,15 +74,12 @@ class ImageBatches:
         self.labels, self.ids = labels.to(images.device), ids.to(images.device)
         self.order = Order(len(ids), batch_size, seed, device=images.device)
         self.batch_size, self.num_samples = self.order.batch_size, len(ids)
-        self.augmented = augmented
+        data = images.data
+        self.draws = Draws(self.batch_size, data.pad, data.flip, seed, images.device) if augmented else None
 
     def inputs(self, iteration: int) -> tuple[Tensor, ...]:
         chosen = self.ids[self.order.ids(iteration)]
-        if not self.augmented:
-            return (chosen,)
-        data = self.images.data
-        draws = augment.draw(len(chosen), data.pad, data.flip, self.seed, iteration)
-        return chosen, draws.to(self.images.device, non_blocking=True)
+        return (chosen,) if self.draws is None else (chosen, self.draws(iteration))
 
     def tensors(self, ids: Tensor, draws: Tensor | None = None) -> tuple[Tensor, ...]:
         return self.images.take(ids, draws), self.labels[ids]
@@ -136,6 +151,7 @@ class Descent:
         groups = groups or [Group([p for p in modules.parameters() if p.requires_grad])]
         self.groups = [group for group in groups if len(group.params)]
         self.optimizer = self._optimizer()
+        self._share: float | None = None
         self.graph: Graphed | None = None
 
     def _optimizer(self) -> torch.optim.Optimizer:
@@ -160,6 +176,9 @@ class Descent:
         return self._update(*inputs) if self.graph is None else self.graph(*inputs)
 
     def _set_rates(self, share: float) -> None:
+        if share == self._share:
+            return
+        self._share = share
         for group, made in zip(self.groups, self.optimizer.param_groups, strict=True):
             rate = self.schedule.lr * group.lr_scale * share
             if isinstance(made["lr"], Tensor):

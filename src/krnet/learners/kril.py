@@ -24,9 +24,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from krnet import api, augment, backbones
+from krnet import api, backbones
 from krnet.config import SCHEDULES, FitConfig, check_choice, check_int, check_range, unknown_setting
-from krnet.descent import Group, Images, Saving, Watch
+from krnet.descent import Draws, Group, Images, Saving, Watch
 from krnet.errors import SettingError
 from krnet.learners.base import Context, Learner, LearnerConfig, Work, register
 from krnet.order import Order
@@ -113,15 +113,11 @@ class MixedBatches:
         self.new_order = Order(len(new.ids), self.batch_size - self.num_old, seed + 1, device=device)
         self.num_old, num_new = self.old_order.batch_size, self.new_order.batch_size
         self.batch_size = self.num_old + num_new
-        self.flip, self.seed = flip, seed
+        self.flip = flip
+        self.draws = Draws(self.batch_size, new.pad, True, seed, device)
 
     def inputs(self, iteration: int) -> tuple[Tensor, ...]:
-        draws = augment.draw(self.batch_size, self.new.pad, True, self.seed, iteration)
-        return (
-            self.old_order.ids(iteration),
-            self.new_order.ids(iteration),
-            draws.to(self.replays.device, non_blocking=True),
-        )
+        return self.old_order.ids(iteration), self.new_order.ids(iteration), self.draws(iteration)
 
     def tensors(self, old: Tensor, new: Tensor, draws: Tensor) -> tuple[Tensor, ...]:
         replayed = self.replays[old]
