@@ -34,6 +34,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--name", help="folder of the run under OUT; by default the method's name")
+    parser.add_argument("--preset", help="settings to start from, where a method has such (gfr: own)")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--recipe", default="learn")
     args = parser.parse_args()
@@ -41,7 +42,7 @@ def main():
     images = data.load(args.data, args.data_dir)
     split = protocol.split(args.order, num_classes=images.num_classes, base_classes=args.base_classes, tasks=args.tasks)
     given = dict(parse_setting(item) for item in args.set)
-    for method, settings in learning.settings_of(args.methods, given, images).items():
+    for method, settings in learning.settings_of(args.methods, given, images, args.preset).items():
         started = time.perf_counter()
         folder = args.out / (args.name or method)
         run = learning.learn(

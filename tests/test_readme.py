@@ -1,4 +1,4 @@
-"""The README's snippet runs and prints what the README says."""
+"""The README's snippets run, one after the other, and print what the README says."""
 
 import re
 import subprocess
@@ -8,9 +8,11 @@ from pathlib import Path
 README = Path(__file__).resolve().parent.parent / "README.md"
 
 
-def test_the_readme_snippet_prints_what_the_readme_shows(tmp_path):
-    code, shown = re.search(r"```python\n(.*?)```\n```\n(.*?)```", README.read_text(), re.DOTALL).groups()
+def test_the_readme_snippets_print_what_the_readme_shows(tmp_path):
+    found = re.findall(r"```python\n(.*?)```\n```\n(.*?)```", README.read_text(), re.DOTALL)
+    assert len(found) == 2
+    code, shown = "".join(part for part, _ in found), "".join(output for _, output in found)
     ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == shown
-    assert (tmp_path / "digits.krn").exists()
+    assert (tmp_path / "digits.krn").exists() and (tmp_path / "runs" / "mine" / "run.json").exists()

@@ -3,7 +3,8 @@
 import krnet
 recording = krnet.record(features, labels, out="features.krn")
 recording[5]
-krnet.learn("kril", krnet.data.load("digits"), krnet.protocol.split("natural", num_classes=10, tasks=5), out="runs/kril")
+tasks = krnet.protocol.split("lucir1993", num_classes=100, tasks=10)
+krnet.learn("kril", krnet.data.load("cifar100"), tasks, out="runs/kril")
 """
 
 from importlib import import_module

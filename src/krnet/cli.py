@@ -322,8 +322,17 @@ def learn(
     data: Annotated[
         str, typer.Option(metavar="NAME|FOLDER", help="cifar100, digits, or a folder of images.")
     ] = "cifar100",
-    tasks: Annotated[int, typer.Option(help="Tasks after the base task.")] = 10,
+    tasks: Annotated[int | None, typer.Option(help="Tasks after the base task.", show_default="10")] = None,
     base_classes: Annotated[int | None, typer.Option(help="Classes of the base task.", show_default="half")] = None,
+    sizes: Annotated[
+        Any,
+        typer.Option(
+            parser=typed.parse_counts,
+            metavar="B,N,N,...",
+            help="Classes of every task, the base task first, instead of the other two; 50,5x10 is 50 and ten times 5.",
+            show_default="equal tasks",
+        ),
+    ] = None,
     order: Annotated[
         str, typer.Option(metavar="NAME|3,1,2,...", help="Class order: lucir1993, gfr1993, icarl, natural, or a list.")
     ] = "lucir1993",
@@ -344,6 +353,10 @@ def learn(
     no_aux: Annotated[bool, typer.Option("--no-aux", help="kril: without L_aux.")] = False,
     no_kr2: Annotated[bool, typer.Option("--no-kr2", help="kril: without L_kr2.")] = False,
     single: Annotated[bool, typer.Option("--single", help="kril: one recorder for all tasks.")] = False,
+    preset: Annotated[
+        str | None,
+        typer.Option(help="Settings to start from, where a method has such: own (gfr).", show_default="none"),
+    ] = None,
     data_dir: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Folder of data sets.", show_default="$KRNET_DATA, or the user's cache"),
@@ -367,8 +380,10 @@ def learn(
     from krnet.progress import Display
     from krnet.watching import Board, Line, Several
 
+    if sizes is not None and (tasks is not None or base_classes is not None):
+        raise typer.BadParameter("give either --sizes, or --tasks and --base-classes")
     every = learning.base.names()
-    chosen = list(every) if methods == ["all"] else methods
+    chosen = list(dict.fromkeys(name for given in methods for name in (every if given == "all" else [given])))
     for method in chosen:
         learning.base.choose(method)
     if list_all:
@@ -389,18 +404,21 @@ def learn(
     with Display(quiet) as display:
         display.phase("reading the images")
         found = data_sets.load(data, data_dir, say=(lambda text: None) if quiet else _say)
-        split = protocol.split(order, num_classes=found.num_classes, base_classes=base_classes, tasks=tasks)
-        name = f"{'-'.join(chosen) if len(chosen) < 4 else 'several'}-{found.name}-{tasks}-{split.order_name}-{seed}"
-        folder = out or Path("runs") / name.replace("/", "_")
+        split = protocol.split(
+            order, num_classes=found.num_classes, base_classes=base_classes, tasks=10 if tasks is None else tasks,
+            sizes=sizes,
+        )  # fmt: skip
+        name = f"{'-'.join(chosen) if len(chosen) < 4 else 'several'}-{found.name}-{split.num_tasks - 1}"
+        folder = out or Path("runs") / f"{name}-{split.order_name}-{seed}".replace("/", "_")
         watcher = Several([Line(display), Board(folder / "tensorboard")])
         common: dict[str, Any] = {"seed": seed, "device": device, "resume": resume, "watcher": watcher}
         try:
             if len(chosen) == 1:
                 (only,) = chosen
-                own = learning.settings_of(chosen, given, found)[only]
+                own = learning.settings_of(chosen, given, found, preset)[only]
                 runs = [learning.learn(only, found, split, out=folder, settings=own, **common)]
             else:
-                runs = learning.learn_all(chosen, found, split, out=folder, settings=given, **common)
+                runs = learning.learn_all(chosen, found, split, out=folder, settings=given, preset=preset, **common)
         except KeyboardInterrupt:
             _say(f"stopped; what was done is in {folder}. To go on, give the same command with --resume")
             raise typer.Exit(130) from None
@@ -408,7 +426,8 @@ def learn(
         tables.show_json(runs[0] if len(runs) == 1 else runs)
     else:
         tables.show_runs(runs)
-        _say(f"written to {folder}")
+        if not quiet:
+            _say(f"written to {folder}")
 
 
 @app.command(short_help="Learn digits task after task: KRIL against its bounds, in minutes.")
@@ -432,8 +451,12 @@ def demo(
     from krnet.demo import run
     from krnet.progress import Display
 
-    with Display(quiet) as display:
-        found = run(out, display, seed=seed, short=short)
+    try:
+        with Display(quiet) as display:
+            found = run(out, display, seed=seed, short=short)
+    except KeyboardInterrupt:
+        _say(f"stopped; what was done is in {out}. To go on, give the same command again")
+        raise typer.Exit(130) from None
     if as_json:
         tables.show_json(found)
     else:

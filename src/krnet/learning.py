@@ -110,20 +110,18 @@ def learn(
         "device": where.type,
         "settings": base.plain_settings(config),
     }
-    if (folder / SETTINGS).exists():
-        if not resume:
-            raise SettingError(f"{folder}: holds a run already. Give --resume to go on with it, or another folder")
+    if _holds_a_run(folder, resume):
         _check_same(folder / SETTINGS, json.loads((folder / SETTINGS).read_text()), fingerprint)
     if (folder / RUN).exists():
         result: dict[str, Any] = json.loads((folder / RUN).read_text())
         return result
-    folder.mkdir(parents=True, exist_ok=True)
-    _write_json(folder / SETTINGS, fingerprint)
     watcher = watcher or Silent()
     with torch.random.fork_rng(devices=[]), parallel.exact():
         torch.manual_seed(seed)
         context = base.Context(data, split, where, seed, folder)
-        learner = learner_class(context, config)
+        learner = learner_class(context, config)  # may refuse its settings: nothing is written before
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_json(folder / SETTINGS, fingerprint)
         progress = _restore(folder / STATE, learner, fingerprint)
         for task in range(progress.tasks_done, split.num_tasks):
             _run_task(learner, task, progress, folder, resume, Path(shared) if shared else None, watcher, checkpoint_s)
@@ -131,6 +129,13 @@ def learn(
     _write_json(folder / RUN, result)
     (folder / STATE).unlink()
     return result
+
+
+def _holds_a_run(folder: Path, resume: bool) -> bool:
+    held = (folder / SETTINGS).exists() or (folder / RUN).exists()
+    if held and not resume:
+        raise SettingError(f"{folder}: holds a run already. Give --resume to go on with it, or another folder")
+    return held
 
 
 def _run_task(
@@ -216,7 +221,9 @@ def _restore(path: Path, learner: base.Learner, fingerprint: dict[str, Any]) -> 
 
 def _check_same(path: Path, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     for name, value in expected.items():
-        if found.get(name) != value:
+        if isinstance(value, dict) and isinstance(found.get(name), dict):
+            _check_same(path, found[name], value)  # names the one setting that differs
+        elif found.get(name) != value:
             raise ResumeError(
                 f"{path}: made with {name} {found.get(name)!r}; this run has {value!r}. Give the same settings, or "
                 f"another folder"
@@ -271,14 +278,23 @@ def defaults_for(data: DataSet) -> dict[str, Any]:
     return {"backbone": backbone, "fixed_layers": 13, "base_epochs": 100, "epochs": 100}
 
 
-def settings_of(methods: Sequence[str], given: Mapping[str, Any], data: DataSet) -> dict[str, dict[str, Any]]:
-    """What each method is given of the caller's settings: those that it has. One that none has is refused."""
+def settings_of(
+    methods: Sequence[str], given: Mapping[str, Any], data: DataSet, preset: str | None = None
+) -> dict[str, dict[str, Any]]:
+    """What each method is given of the caller's settings: those that it has. One that none has is refused.
+
+    preset  settings to start from, of the methods that have some of that name (gfr: own)
+    """
+    presets = {m: base.choose(m).presets for m in methods}
+    if preset is not None and not any(preset in found for found in presets.values()):
+        known_presets = sorted({name for found in presets.values() for name in found})
+        raise SettingError(f"preset is {preset!r}; these methods have {', '.join(known_presets) or 'none'}")
     known = {m: {f.name for f in fields(base.choose(m).config_class)} for m in methods}
     for name in given:
         if not any(name in names for names in known.values()):
             raise unknown_setting(name, set().union(*known.values()))
-    merged = {**defaults_for(data), **given}
-    return {m: {k: v for k, v in merged.items() if k in known[m]} for m in methods}
+    merged = {m: {**defaults_for(data), **presets[m].get(preset or "", {}), **given} for m in methods}
+    return {m: {k: v for k, v in merged[m].items() if k in known[m]} for m in methods}
 
 
 def learn_all(
@@ -288,11 +304,15 @@ def learn_all(
     *,
     out: AnyPath,
     settings: Mapping[str, Any] | None = None,
+    preset: str | None = None,
     **options: Any,
 ) -> list[dict[str, Any]]:
     """Several methods, each in a folder of its own under `out`; a base task in common is trained once."""
-    given = settings_of(methods, settings or {}, data)
+    given = settings_of(methods, settings or {}, data, preset)
     folder = Path(out)
+    for m in methods:  # what would be refused is refused now, not after hours of the methods before
+        base.make_config(base.choose(m), given[m])
+        _holds_a_run(folder / m, options.get("resume", False))
     return [
         learn(m, data, split, out=folder / m, settings=given[m], shared=folder / "shared", **options) for m in methods
     ]

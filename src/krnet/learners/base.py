@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from krnet import backbones
-from krnet.config import check_choice, check_int, check_range, from_dict
+from krnet.config import check_choice, check_int, check_range, check_shares, from_dict, unknown_setting
 from krnet.data import DataSet
 from krnet.descent import Descent, ImageBatches, Images, Saving, Schedule, Watch
 from krnet.errors import SettingError
@@ -97,6 +97,9 @@ class LearnerConfig:
             check_int(name, getattr(self, name), 1)
         for name in ("base_lr", "lr", "decay", "momentum", "weight_decay"):
             check_range(name, getattr(self, name), 0)
+        for item in fields(self):  # drops, and those that a learner adds
+            if isinstance(item.default, tuple):
+                object.__setattr__(self, item.name, check_shares(item.name, getattr(self, item.name)))
 
     def schedule(self, task: int) -> Schedule:
         return Schedule(
@@ -164,6 +167,8 @@ class Learner(ABC):
     head_class: ClassVar[type[backbones.LinearHead] | type[backbones.CosineHead]] = backbones.LinearHead
     main_row: ClassVar[str] = "cnn"
     """Which of the rows that `predict` gives stands for the method."""
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Settings to start from, by name; a caller's own go over them."""
 
     def __init__(self, context: Context, config: LearnerConfig):
         self.context, self.config, self.device = context, config, context.device
@@ -290,7 +295,8 @@ def names() -> tuple[str, ...]:
 
 
 def choose(name: str) -> type[Learner]:
-    check_choice("method", name, _REGISTRY)
+    if name not in _REGISTRY:
+        raise unknown_setting(name, _REGISTRY, "method")
     return _REGISTRY[name]
 
 
