@@ -32,9 +32,9 @@ Deviations from the authors' code:
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -158,7 +158,7 @@ class GFR(Learner):
     name = "gfr"
     config_class = GFRConfig
     config: GFRConfig
-    presets = {"matched": {}, "own": GFR_OWN}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"matched": {}, "own": GFR_OWN}
 
     def __init__(self, context: Context, config: GFRConfig):
         super().__init__(context, config)
