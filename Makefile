@@ -15,7 +15,7 @@ STAMP := .venv/.installed-$(shell pwd | cksum | cut -d' ' -f1)
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo   record, replay and measure a small example; writes demo/"
+	@echo "make demo   learn digits task after task, KRIL against its bounds; writes demo/"
 	@echo "make test   run the test suite (ARGS=... goes to pytest)"
 	@echo "make lint   ruff and mypy"
 	@echo "make setup  only make .venv and install into it"

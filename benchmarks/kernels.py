@@ -1,8 +1,9 @@
-"""The fused kernels by themselves, on a GPU: microseconds by the number of warps, and what memory alone would take.
+"""The fused kernels by themselves, on a GPU: microseconds forward and backward, and what memory alone would take.
 
-    python benchmarks/kernels.py [--all]
+    python benchmarks/kernels.py [--preset cifar100]
 
-Prints only; the choice of warps in krnet.kernels and benchmarks/profile.md come from here.
+Each is measured many times in one CUDA graph, so that launching costs nothing, on the same tensors, so that small ones
+stay in the cache. Prints only; benchmarks/profile.md keeps what was learned from it.
 """
 
 import argparse
@@ -13,62 +14,105 @@ import torch
 from krnet import kernels, parallel
 from krnet.speed import timed
 
-CIFAR, IMAGENET = (1000, 512, 8, 8), (500, 1024, 8, 8)
-BYTES_PER_SECOND = 4.2e12
+BYTES_PER_SECOND = 4.3e12  # of an H200
+BATCH, GROUPS, EPS, SLOPE, REPEATS = 1000, 2, 1e-5, 1e-4, 20
+# FC layers (inputs, outputs as maps), vectors after the others, units, maps after full convolutions.
+PRESETS = {
+    "cifar100": {"fc": (1024, (512, 8, 8)), "vectors": (512, 1024), "unit": (512, 8, 8), "maps": (64, 8, 8)},
+    "imagenet": {"fc": (1536, (1024, 8, 8)), "vectors": (512, 1536), "unit": (1024, 8, 8), "maps": (256, 16, 16)},
+}
+
+
+def microseconds(run, device):
+    side = torch.cuda.Stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        run()
+    torch.cuda.current_stream(device).wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(REPEATS):
+            run()
+    return 1e6 * timed(graph.replay, device, 0.1) / REPEATS
+
+
+def show(name, device, forward, backward, floors):
+    """`floors`: bytes that forward and backward must move."""
+    started = time.perf_counter()
+    made = forward()
+    backward(*made)
+    torch.cuda.synchronize(device)
+    ready_s = time.perf_counter() - started
+    times = [microseconds(run, device) for run in (forward, lambda: backward(*made))]
+    memory = [1e6 * size / BYTES_PER_SECOND for size in floors]
+    found = " + ".join(f"{found:.1f} (memory alone {least:.1f})" for found, least in zip(times, memory))
+    print(f"{name}: {found} us, compiled in {ready_s:.2f} s", flush=True)
+
+
+def tensors(shape, device, number):
+    made = [torch.randn(BATCH, *shape, device=device, dtype=torch.bfloat16) for _ in range(number)]
+    return [value.contiguous(memory_format=torch.channels_last) for value in made]
+
+
+def show_norm(shape, device, with_skip=False, element=False):
+    x, skip, gradient = tensors(shape, device, 3)
+    scales = (shape[1] * shape[2], shape[0]) if element else (shape[0],)
+    gamma, beta = torch.ones(scales, device=device), torch.zeros(scales, device=device)
+    show(
+        f"norm {shape}{', skip' * with_skip}{', a scale for each value' * element}",
+        device,
+        lambda: kernels.norm_forward(x, gamma, beta, skip if with_skip else None, GROUPS, EPS, SLOPE),
+        lambda y, moments: kernels.norm_backward(x, gamma, y, moments, gradient, with_skip, SLOPE),
+        [(2 + with_skip) * x.nbytes, (4 + with_skip) * x.nbytes],
+    )
+
+
+def show_unit(shape, device, with_skip):
+    x, skip, gradient = tensors(shape, device, 3)
+    weight = torch.randn(shape[0], 1, 3, 3, device=device)
+    gamma, beta = torch.ones(shape[0], device=device), torch.zeros(shape[0], device=device)
+    more = None if with_skip else skip
+    show(
+        f"unit {shape}{', skip' * with_skip}",
+        device,
+        lambda: kernels.unit_forward(x, weight, gamma, beta, skip if with_skip else None, GROUPS, EPS, SLOPE),
+        lambda y, moments: kernels.unit_backward(x, weight, gamma, y, moments, gradient, more, SLOPE),
+        [(2 + with_skip) * x.nbytes, 5 * x.nbytes],
+    )
+
+
+def show_rows(inputs, shape, device):
+    """Weights to bf16 and the order of a map; their gradient back. And the sums of the gradients of so many scales."""
+    area = shape[1] * shape[2]
+    weight = torch.randn(shape[0], area, inputs, device=device)
+    show(
+        f"rows of an FC layer, {inputs} to {shape}",
+        device,
+        lambda: (kernels.swap_rows(weight, torch.bfloat16),),
+        lambda rows: kernels.swap_rows(rows, torch.float32),
+        [1.5 * weight.nbytes] * 2,
+    )
+    for parts in (torch.randn(132, kernels.SUMS * shape[0], device=device), torch.randn(66, 2, area * shape[0])):
+        parts = parts.to(device)
+        mine, torchs = (microseconds(run, device) for run in (lambda: kernels.column_sums(parts), lambda: parts.sum(0)))
+        least = 1e6 * parts.nbytes / BYTES_PER_SECOND
+        print(f"sums of {tuple(parts.shape)}: {mine:.1f} us, torch {torchs:.1f} (memory alone {least:.1f})", flush=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--all", action="store_true", help="also the maps of the imagenet preset")
+    parser.add_argument("--preset", default="cifar100", choices=PRESETS)
+    sizes = PRESETS[parser.parse_args().preset]
     device = parallel.pick_device("cuda")
-    norm_sizes = kernels._norm_sizes
-    for shape in [CIFAR, IMAGENET, (500, 256, 16, 16)] if parser.parse_args().all else [CIFAR]:
-        channels, area = shape[1], shape[2] * shape[3]
-        x = torch.randn(shape, device=device, dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
-        skip, gradient = torch.randn_like(x), torch.randn_like(x)
-        weight = torch.randn(channels, 1, 3, 3, device=device)
-        cases = {"norm": x, "vector to map": x.flatten(1), "unit": x, "unit, skip": x}
-        for name, inputs in cases.items():
-            if name.startswith("unit") and area > kernels.LARGEST_PLANE:
-                continue
-            number = channels * area if inputs.ndim == 2 else channels
-            gamma, beta = (torch.full((number,), v, device=device, requires_grad=True) for v in (1.0, 0.0))
-            found = []
-            with_skip = name == "unit, skip"
-            for warps in (0,) if name.startswith("unit") else (4, 8, 16):
-                kernels._norm_sizes = lambda s, g, w=warps: norm_sizes(s, g) | {"num_warps": w}
-                if warps == 0:
-
-                    def forward():
-                        return kernels.unit_forward(x, weight, gamma, beta, skip if with_skip else None, 2, 1e-5, 1e-4)
-
-                    started = time.perf_counter()
-                    y, moments = forward()
-
-                    def backward():
-                        more = None if with_skip else skip
-                        return kernels.unit_backward(x, weight, gamma, y, moments, gradient, more, 1e-5, 1e-4)
-                else:
-                    leaf = inputs.detach().requires_grad_()
-
-                    def forward():
-                        return kernels.NormAct.apply(leaf, gamma, beta, None, 2, shape[1:], 1e-5, 1e-4)
-
-                    started = time.perf_counter()
-                    y = forward()
-
-                    def backward():
-                        return torch.autograd.grad(y, leaf, gradient, retain_graph=True)
-
-                backward()
-                torch.cuda.synchronize()
-                compiled_s = time.perf_counter() - started
-                times = [1e6 * timed(run, device, 0.05) for run in (forward, backward)]
-                found.append(f"{warps or 'all'}: {times[0]:.0f} + {times[1]:.0f} (ready in {compiled_s:.1f} s)")
-            moved = x.nbytes / BYTES_PER_SECOND * 1e6
-            unit = name.startswith("unit")
-            floor = f"{(2 + with_skip) * moved:.0f} + {(4 + unit) * moved:.0f}"
-            print(f"{shape} {name}: memory alone {floor} us; by warps {'; '.join(found)}", flush=True)
+    with torch.cuda.device(device):
+        show_rows(*sizes["fc"], device)
+        for length in sizes["vectors"]:
+            show_norm((length, 1, 1), device)
+        show_norm(sizes["fc"][1], device, element=True)
+        for with_skip in (False, True):
+            show_unit(sizes["unit"], device, with_skip)
+        for with_skip in (False, True):
+            show_norm(sizes["maps"], device, with_skip)
 
 
 if __name__ == "__main__":

@@ -18,23 +18,25 @@ from krnet.config import FitConfig
 from krnet.embedding import GroupTable
 from krnet.features import open_features
 from krnet.recorders.base import Job
-from krnet.recorders.krnet import KRNetFit, KRNetRecorder
+from krnet.recorders.krnet import KRNetFit, KRNetRecorder, batch_size
 from krnet.samples import Samples
 from krnet.scan import scan
 from krnet.speed import timed
 
+NUM_SAMPLES = 4000  # a batch is at most a third of them: enough for the paper's 1,000
+
 
 def trainee_for(preset, schedule, fused, device):
     channels, size = (256, 16) if preset.startswith("imagenet") else (64, 8)
-    source = open_features(torch.rand(2000, channels, size, size))
-    samples = Samples(len(source), source.shape, torch.arange(2000) // 500)
+    source = open_features(torch.rand(NUM_SAMPLES, channels, size, size))
+    samples = Samples(len(source), source.shape, torch.arange(NUM_SAMPLES) // 500)
     fit = FitConfig(schedule=schedule, device=str(device), compile=fused)
     job = Job(source, samples, scan(source), fit, device, preset=preset)
     config = KRNetRecorder().config(job)
     started = time.perf_counter()
-    trainee = KRNetFit(job, config, GroupTable.build(2000, samples.labels, config.group_size))
+    trainee = KRNetFit(job, config, GroupTable.build(NUM_SAMPLES, samples.labels, config.group_size))
     torch.cuda.synchronize()
-    print(f"ready after {time.perf_counter() - started:.1f} s")
+    print(f"batch {batch_size(job)}, ready after {time.perf_counter() - started:.1f} s")
     return trainee
 
 

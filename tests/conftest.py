@@ -14,7 +14,7 @@ for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -76,3 +76,15 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     path = tmp_path_factory.mktemp("recorded") / "small.krn"
     krnet.record(features, labels, out=path, iterations=80, d0=32, c0=8, c1=8)
     return Recorded(features, labels, path)
+
+
+@pytest.fixture(scope="module")
+def few_digits() -> Iterator[None]:
+    """`--data digits` means 20 images of each to learn and 5 to test: seconds become fractions of one."""
+    from krnet import data  # here: most tests need no learner
+    from learning_tools import small_digits
+
+    made = replace(small_digits(20, 5, num_classes=10), name="digits")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data, "_load_digits", lambda: made)
+        yield

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
 import torch
 
-from krnet import data, protocol
+from krnet import data, protocol, watching
+from krnet.training import Status
+
+_whole_digits = data._load_digits  # a test may put fewer in its place
 
 SMALL = {"backbone": "resnet8", "base_epochs": 5, "epochs": 8, "batch_size": 32, "base_lr": 0.05, "lr": 0.05}
 # What a method needs beside that to be quick: settings of its own.
@@ -20,14 +30,34 @@ def settings_for(method: str) -> dict[str, object]:
     return {**SMALL, **OWN.get(method, {})}
 
 
-def small_digits(per_class: int = 24, test_per_class: int = 8) -> data.DataSet:
-    """Eight of the ten digits, few of each."""
-    whole = data.load("digits")
+def small_digits(per_class: int = 24, test_per_class: int = 8, num_classes: int = 8) -> data.DataSet:
+    """The first digits, few images of each."""
+    whole = _whole_digits()
     parts = []
     for split, number in ((whole.train, per_class), (whole.test, test_per_class)):
-        ids = torch.cat([(split.labels == label).nonzero()[:number, 0] for label in range(8)]).sort().values
+        ids = torch.cat([(split.labels == label).nonzero()[:number, 0] for label in range(num_classes)]).sort().values
         parts += [split.images[ids], split.labels[ids]]
-    return data.from_arrays(*parts, name="digits8", mean=whole.mean, std=whole.std, pad=1, layout="NCHW")
+    return data.from_arrays(*parts, name=f"digits{num_classes}", mean=whole.mean, std=whole.std, pad=1, layout="NCHW")
+
+
+@contextmanager
+def ctrl_c_at(number: int) -> Iterator[None]:
+    """Ctrl-C at the n-th look at a loss that a progress line is told of."""
+    seen = []
+
+    def status(self: watching.Line, status: Status) -> None:
+        seen.append(status)
+        if len(seen) == number:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(watching.Line, "status", status)
+        yield
+
+
+def without_times(run: Mapping[str, Any]) -> dict[str, Any]:
+    """What two runs of the same thing have in common."""
+    return {key: value for key, value in run.items() if "seconds" not in key}
 
 
 def small_tasks(num_tasks: int = 2) -> protocol.TaskSplit:

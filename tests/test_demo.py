@@ -1,27 +1,96 @@
-"""The demo in its short form: all steps, few updates."""
+"""The demo in its short form: all four ways to learn, few updates."""
+
+from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import pytest
 from matplotlib.image import imread
 from typer.testing import CliRunner
 
 import krnet
-from krnet import cli
+from krnet import cli, learning
+from learning_tools import ctrl_c_at, without_times
+
+FOLDERS = {
+    "fine-tuning": "fine-tuning",
+    "KRIL": "kril",
+    "KRIL, real features": "kril-real-features",
+    "all images": "all-images",
+}
+pytestmark = pytest.mark.usefixtures("few_digits")
 
 
-def test_demo_leaves_a_recording_and_a_picture_and_prints_what_it_found(tmp_path: Path) -> None:
-    result = CliRunner().invoke(cli.app, ["demo", "--out", str(tmp_path / "new"), "--short", "--json"])
+def demo(*arguments: object) -> Any:
+    return CliRunner().invoke(cli.app, ["demo", "--short", *(str(a) for a in arguments)])
+
+
+@pytest.fixture(scope="module")
+def done(few_digits: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """The demo once: its folder, and the command's result."""
+    out = tmp_path_factory.mktemp("demo") / "new"
+    return out, demo("--out", out, "--json")
+
+
+def test_the_demo_leaves_four_runs_and_a_picture(done: tuple[Path, Any]) -> None:
+    out, result = done
     assert result.exit_code == 0, result.output
+    assert result.stdout.count("\n") == 1
     found = json.loads(result.stdout)
-    assert "fit" in result.stderr
+    assert "reading the digits" in result.stderr and "kril  task 3 of 3  recorder" in result.stderr
+    assert list(found["runs"]) == list(FOLDERS) and found["seconds"] > 0
+    for name, folder in FOLDERS.items():
+        run = found["runs"][name]
+        assert json.loads((out / folder / "run.json").read_text()) == run
+        assert (run["data"], run["tasks"], run["order"]) == ("digits", [4, 2, 2, 2], "lucir1993")
+    assert len({run["accuracy"][0] for run in found["runs"].values()}) == 1  # the base task is trained once
+    assert {path.name for path in out.iterdir()} == {*FOLDERS.values(), "shared", "demo.png"}
+    assert found["picture"] == str(out / "demo.png")
 
-    recording = krnet.open(tmp_path / "new" / "digits.krn")
-    assert (len(recording), recording.shape) == (1797, (32, 8, 8))
-    assert found["bytes"] == recording.nbytes
-    assert found["feature_bytes"] == 1797 * 32 * 8 * 8 * 4
-    assert found["compression_ratio"] > 4
-    picture = imread(tmp_path / "new" / "demo.png")
-    assert picture.shape[0] > 1000 and picture.shape[1] > 1000
-    assert picture[..., :3].std() > 0.1  # something was drawn
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["demo.png", "digits.krn"]
+
+def test_the_picture_is_drawn_at_a_size_to_look_at(done: tuple[Path, Any]) -> None:
+    picture = imread(done[0] / "demo.png")
+    height, width = picture.shape[:2]
+    assert 400 < height < 1000 and 1000 < width < 2000
+    assert picture[..., :3].std() > 0.05  # something was drawn
+    assert picture[0, 0, :3].tolist() == [1, 1, 1]
+
+
+def test_bytes_are_those_on_disk(done: tuple[Path, Any]) -> None:
+    stored = {name: run["storage_bytes"] for name, run in json.loads(done[1].stdout)["runs"].items()}
+    assert stored["fine-tuning"]["total"] == 0
+    assert stored["all images"]["total"] == 200 * 64
+    for name in ("KRIL", "KRIL, real features"):
+        files = [done[0] / FOLDERS[name] / "base.krn", done[0] / FOLDERS[name] / "later-3.krn"]
+        assert stored[name]["total"] == sum(path.stat().st_size for path in files)
+        assert [len(krnet.open(path)) for path in files] == [80, 120]
+    assert stored["KRIL, real features"]["total"] > 200 * krnet.open(files[0])[0].numel() * 4
+
+
+def test_a_second_call_shows_the_runs_and_learns_nothing_anew(
+    done: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learning, "_run_task", None)
+    again = demo("--out", done[0])
+    assert again.exit_code == 0, again.output
+    lines = again.stdout.splitlines()
+    assert "4+2+2+2" in lines[0] and lines[1].split()[:4] == ["method", "base", "task", "1"]
+    for name, run in json.loads(done[1].stdout)["runs"].items():
+        (line,) = [line for line in lines if line.startswith(f"{name}  ")]
+        assert f"{100 * run['last']:.2f}" in line
+    assert lines[-1].startswith(f"picture: {done[0] / 'demo.png'}; took ")
+
+
+def test_a_demo_that_was_stopped_goes_on_when_called_again(done: tuple[Path, Any], tmp_path: Path) -> None:
+    with ctrl_c_at(6):
+        stopped = demo("--out", tmp_path)
+    assert stopped.exit_code == 130 and stopped.stdout == ""
+    assert f"stopped; what was done is in {tmp_path}" in stopped.stderr
+    refused = demo("--out", tmp_path, "--seed", 5)
+    assert refused.exit_code == 1 and "made with seed 0; this run has 5" in refused.stderr
+    resumed = demo("--out", tmp_path, "--json", "--quiet")
+    assert resumed.exit_code == 0 and resumed.stderr == ""
+    for name, run in json.loads(done[1].stdout)["runs"].items():
+        assert without_times(json.loads(resumed.stdout)["runs"][name]) == without_times(run)

@@ -272,7 +272,7 @@ def test_it_stops_when_the_time_is_up():
 def test_a_loss_that_is_not_finite_leaves_nothing_behind(tmp_path):
     features = relu_maps(30, (4, 5, 6))[0]
     for checkpoint_s in (60.0, 0.0):
-        with pytest.raises(NonFiniteLossError, match="Lower lr"):
+        with pytest.raises(NonFiniteLossError, match="Lower the learning"):
             krnet.record(
                 features,
                 out=tmp_path / "x.krn",

@@ -111,7 +111,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_takes_the_checkpoint_with_i
             trainee.value = trainee.value * bad
 
     trainee.at_step = spoil
-    with pytest.raises(NonFiniteLossError, match=f"by iteration {found_by}; nothing was written. Lower lr"):
+    with pytest.raises(NonFiniteLossError, match=f"by iteration {found_by}; nothing was written. Lower the learning"):
         train(trainee, max_iterations=25, checkpoint=checkpoint)
     assert list(checkpoint.path.parent.iterdir()) == []
 

@@ -45,6 +45,14 @@ def check_int(name: str, value: object, low: int, high: float = math.inf) -> Non
     check_range(name, value, low, high)
 
 
+def check_shares(name: str, value: object) -> tuple[float, ...]:
+    """One share or several, each from 0 to 1, as a tuple."""
+    shares = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    for share in shares:
+        check_range(name, share, 0, 1)
+    return shares
+
+
 @cache
 def describe(cls: type) -> dict[str, str]:
     """Field name -> the docstring under it; a subclass may say it anew."""
@@ -60,11 +68,11 @@ def describe(cls: type) -> dict[str, str]:
     return described
 
 
-def unknown_setting(name: str, known: Iterable[str]) -> SettingError:
+def unknown_setting(name: str, known: Iterable[str], what: str = "setting") -> SettingError:
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known settings: {', '.join(known)}"
-    return SettingError(f"unknown setting {name!r}; {hint}")
+    hint = f"did you mean {near[0]!r}?" if near else f"known {what}s: {', '.join(known)}"
+    return SettingError(f"unknown {what} {name!r}; {hint}")
 
 
 def from_dict(cls: type[T], values: Mapping[str, Any]) -> T:

@@ -147,6 +147,7 @@ class Descent:
     ):
         self.name, self.modules, self.batches, self.loss = name, modules, batches, loss
         self.schedule, self.device, self.shared = schedule, device, shared
+        self.epochs: int | None = schedule.epochs
         self.iterations = max(1, round(schedule.epochs * batches.num_samples / batches.batch_size))
         groups = groups or [Group([p for p in modules.parameters() if p.requires_grad])]
         self.groups = [group for group in groups if len(group.params)]

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from krnet.layers import norm_act
+from krnet.layers import fc_to_map, norm_act
 
 NORM_GROUPS = 2
 
@@ -80,8 +80,8 @@ class FCModule(nn.Sequential):
     def forward(self, x: Tensor, shape: tuple[int, int, int] | None = None) -> Tensor:
         """(B, d_in) -> (B, d_out), or a batch of maps of the given shape."""
         layer, norm = self
-        assert isinstance(norm, nn.GroupNorm)
-        return norm_act(layer(x), norm, shape=shape)
+        assert isinstance(layer, nn.Linear) and isinstance(norm, nn.GroupNorm)
+        return norm_act(layer(x), norm) if shape is None else fc_to_map(x, layer, norm, shape)
 
 
 class BatchedIDEmbedding(nn.Module):

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-WARM_UPS = 3  # cuDNN chooses, Triton compiles, optimizers make their state
+WARM_UPS = 3  # cuDNN chooses, kernels are compiled, optimizers make their state
 
 
 @contextmanager

@@ -1,13 +1,13 @@
-"""Norm, skip and activation in one pass over memory, and the depthwise convolution before them: for a GPU.
+"""Norm, skip and activation in one pass over memory, and the convolution or product before them: for a GPU.
 
-    x (B, C, H, W) -> GroupNorm -> [+ skip] -> Leaky-ReLU                     NormAct, in Triton
-    x (B, C, H, W) -> 3x3 depthwise -> GroupNorm -> [+ skip] -> Leaky-ReLU    DepthwiseBlock: two of these, in CUDA C++
+    x (B, C, H, W) -> GroupNorm -> [+ skip] -> Leaky-ReLU                     NormAct
+    x (B, C, H, W) -> 3x3 depthwise -> GroupNorm -> [+ skip] -> Leaky-ReLU    DepthwiseBlock: two of these
+    x (B, K) -> FC layer -> (B, C, H, W)                                      LinearToMap
 
-Maps lie channels last. One program owns one group of one sample, so both moments of the norm are its own. Depthwise
-units need each thread to hold the plane of a channel in its registers (kernels.cu), which Triton has no words for:
-as tiles of a Triton program, with neighbours read from the cache, they took six times as long. They are compiled by
-NVRTC, which comes with torch, in a second. `layers.py` holds the plain version, which is the oracle of the tests, and
-says when this one is used. What it saves: benchmarks/profile.md.
+Maps lie channels last. The kernels are CUDA C++ (kernels.cu), compiled for each shape by NVRTC, which comes with torch,
+in a fraction of a second. Triton, which would be less code, has no words for a thread that holds the plane of a channel
+in its registers: depthwise units took six times as long in it, norms twice. `layers.py` holds the plain version, which
+is the oracle of the tests, and says when this one is used. What it saves: benchmarks/profile.md.
 """
 
 from __future__ import annotations
@@ -18,118 +18,58 @@ from importlib import resources
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-LARGEST_TILE = 1 << 15  # values of one group of one sample: what the registers of a program hold
-LARGEST_PLANE = 64  # values of one channel: what the registers of a thread hold
-LARGEST_GROUP = 512  # channels of a group, each a thread with 128 registers
-SHARED_BYTES = 220 << 10  # of a multiprocessor, for all its blocks
+DTYPE = torch.bfloat16  # of maps; parameters and sums are fp32
+LARGEST_PLANE = 64  # values of one channel in a unit: what the registers of a thread hold
+LARGEST_UNIT = 512  # channels of a group in a unit, each a thread with 128 registers
+LARGEST_BLOCK = 1024  # threads: no GPU takes more
+MOST_BLOCKS = 16  # on a multiprocessor: all GPUs take so many
+LARGE_TILE = 1 << 13  # values of one group of one sample from which on more threads pay
+KEPT_PLACES = 16  # gradients of scale and shift that the registers of a thread hold in an ELEMENT norm
 SUMS = 11  # gradients of a depthwise unit's parameters, per channel: nine taps, scale, shift
+WARPS, WARP = 16, 32  # of a block of column_sums
+
+Shape = tuple[int, int, int]
 
 
-@triton.jit
-def _norm_forward(
-    x, gamma, beta, skip, y, moments, EPS, SLOPE, C: tl.constexpr, GROUP: tl.constexpr, AREA: tl.constexpr,
-    BP: tl.constexpr, BC: tl.constexpr, FLAT: tl.constexpr, SKIP: tl.constexpr,
-):  # fmt: skip
-    b, g = tl.program_id(0).to(tl.int64), tl.program_id(1)  # a batch may have more than 2^31 values
-    p, c = tl.arange(0, BP), tl.arange(0, BC)
-    owned = c < GROUP
-    valid = (p < AREA)[:, None] & owned[None, :]
-    channel = g * GROUP + c
-    at = p[:, None] * C + channel[None, :]
-    # FLAT: the output of an FC layer, (C, H, W) in memory, with a scale and a shift for every value.
-    flat = channel[None, :] * AREA + p[:, None]
-    sample = b * (AREA * C)
-    z = tl.load(x + sample + (flat if FLAT else at), mask=valid, other=0.0).to(tl.float32)
-    mean = tl.sum(z) / (GROUP * AREA)
-    centred = tl.where(valid, z - mean, 0.0)
-    rstd = 1 / tl.sqrt(tl.sum(centred * centred) / (GROUP * AREA) + EPS)
-    if FLAT:
-        scale, shift = tl.load(gamma + flat, mask=valid, other=0.0), tl.load(beta + flat, mask=valid, other=0.0)
-    else:
-        scale = tl.load(gamma + channel, mask=owned, other=0.0)[None, :]
-        shift = tl.load(beta + channel, mask=owned, other=0.0)[None, :]
-    out = centred * rstd * scale.to(tl.float32) + shift.to(tl.float32)
-    if SKIP:
-        out += tl.load(skip + sample + at, mask=valid, other=0.0).to(tl.float32)
-    tl.store(y + sample + at, tl.where(out >= 0, out, out * SLOPE), mask=valid)
-    place = moments + (b * tl.num_programs(1) + g) * 2
-    tl.store(place, mean)
-    tl.store(place + 1, rstd)
+@dataclass(frozen=True)
+class Limits:
+    """What a device has: multiprocessors, and shared memory of each."""
+
+    cores: int
+    shared_bytes: int
 
 
-@triton.jit
-def _norm_backward(
-    x, gamma, y, moments, gradient, dx, dskip, sums, B, SLOPE, C: tl.constexpr, GROUP: tl.constexpr,
-    AREA: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, FLAT: tl.constexpr, SKIP: tl.constexpr,
-):  # fmt: skip
-    """Sums the gradients of scale and shift over the samples that the program visits."""
-    first, step, g = tl.program_id(0).to(tl.int64), tl.num_programs(0), tl.program_id(1)
-    p, c = tl.arange(0, BP), tl.arange(0, BC)
-    owned = c < GROUP
-    valid = (p < AREA)[:, None] & owned[None, :]
-    channel = g * GROUP + c
-    at = p[:, None] * C + channel[None, :]
-    flat = channel[None, :] * AREA + p[:, None]
-    if FLAT:
-        scale = tl.load(gamma + flat, mask=valid, other=0.0).to(tl.float32)
-        sum_gamma, sum_beta = tl.zeros((BP, BC), tl.float32), tl.zeros((BP, BC), tl.float32)
-    else:
-        scale = tl.load(gamma + channel, mask=owned, other=0.0).to(tl.float32)[None, :]
-        sum_gamma, sum_beta = tl.zeros((BC,), tl.float32), tl.zeros((BC,), tl.float32)
-    for b in range(first, B, step):
-        sample = b * (AREA * C)
-        place = moments + (b * tl.num_programs(1) + g) * 2
-        mean, rstd = tl.load(place), tl.load(place + 1)
-        z = tl.load(x + sample + (flat if FLAT else at), mask=valid, other=0.0).to(tl.float32)
-        out = tl.load(y + sample + at, mask=valid, other=0.0)
-        d = tl.load(gradient + sample + at, mask=valid, other=0.0).to(tl.float32)
-        n = tl.where(valid, (z - mean) * rstd, 0.0)
-        d = tl.where(out >= 0, d, d * SLOPE)
-        if SKIP:
-            tl.store(dskip + sample + at, d, mask=valid)
-        if FLAT:
-            sum_gamma += d * n
-            sum_beta += d
-            first_moment, second_moment = tl.sum(d * scale), tl.sum(d * n * scale)
-        else:
-            by_gamma, by_beta = tl.sum(d * n, 0), tl.sum(d, 0)
-            sum_gamma += by_gamma
-            sum_beta += by_beta
-            first_moment, second_moment = tl.sum(by_beta[None, :] * scale), tl.sum(by_gamma[None, :] * scale)
-        d = rstd * (d * scale - first_moment / (GROUP * AREA) - n * (second_moment / (GROUP * AREA)))
-        tl.store(dx + sample + (flat if FLAT else at), d, mask=valid)
-    if FLAT:
-        row = sums + first * (2 * C * AREA)
-        tl.store(row + flat, sum_gamma, mask=valid)
-        tl.store(row + C * AREA + flat, sum_beta, mask=valid)
-    else:
-        row = sums + first * (2 * C)
-        tl.store(row + channel, sum_gamma, mask=owned)
-        tl.store(row + C + channel, sum_beta, mask=owned)
-
-
-def tile(channels: int, area: int, groups: int) -> tuple[int, int]:
-    return triton.next_power_of_2(area), triton.next_power_of_2(channels // groups)
-
-
-def _norm_sizes(shape: tuple[int, int, int], groups: int) -> dict[str, Any]:
-    channels, area = shape[0], shape[1] * shape[2]
-    BP, BC = tile(channels, area, groups)
-    warps = max(1, min(16, BP * BC // 2048))
-    return {"C": channels, "GROUP": channels // groups, "AREA": area, "BP": BP, "BC": BC, "num_warps": warps}
+@cache
+def limits(device: torch.device) -> Limits | None:
+    """None where the kernels cannot run."""
+    kernel_type = getattr(getattr(torch.cuda, "_utils", None), "_CudaKernel", None)
+    compiles = hasattr(torch.cuda, "_compile_kernel") and hasattr(kernel_type, "set_shared_memory_config")
+    if device.type != "cuda" or torch.version.cuda is None or not compiles:
+        return None
+    found = torch.cuda.get_device_properties(device)
+    if found.major < 8:  # no cp.async, no bf16
+        return None
+    return Limits(found.multi_processor_count, getattr(found, "shared_memory_per_block_optin", 48 << 10))
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a kernel of kernels.cu is laid out for maps of one shape."""
+    """How a kernel is laid out for maps of one shape."""
 
-    shape: tuple[int, int, int]
+    shape: Shape
     groups: int
+    per_core: int
+    """Threads of a multiprocessor that its registers are to last for."""
+    tiles: int = 1
+    """Copies of one sample's group in shared memory."""
+    thread_bytes: int = 0
+    """Shared memory of each thread besides."""
     lanes: int = 1
+    element: bool = False
+    parts: int = 1
+    depth: int = 1
 
     @property
     def group(self) -> int:
@@ -137,141 +77,221 @@ class Layout:
 
     @property
     def threads(self) -> int:
-        return -(-self.group * self.lanes // 32) * 32
+        return -(-self.group * self.lanes // WARP) * WARP
 
     @property
     def tile_bytes(self) -> int:
-        """Shared memory backward: x, y and gradient of one sample's group."""
-        return 3 * 2 * self.group * self.shape[1] * self.shape[2]
-
-    @property
-    def blocks(self) -> int:
-        """On a multiprocessor at a time: one reads while another computes."""
-        by_registers = LARGEST_GROUP // self.threads if self.lanes == 1 else 1024 // self.threads
-        return max(1, min(by_registers, SHARED_BYTES // self.shared_bytes))
+        return self.tiles * self.depth * DTYPE.itemsize * self.group * self.shape[1] * self.shape[2]
 
     @property
     def shared_bytes(self) -> int:
-        return self.tile_bytes + 128 + (4 * SUMS * self.threads if self.lanes == 1 else 0)
+        return self.tile_bytes + self.thread_bytes * self.threads + (2 << 10)  # sums, and what the driver takes
 
-    def fits(self, device: torch.device) -> bool:
-        room = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
-        return hasattr(torch.cuda, "_compile_kernel") and self.shared_bytes <= room
+    def blocks(self, limits: Limits) -> int:
+        """On a multiprocessor at a time: one reads while another computes."""
+        return max(1, min(MOST_BLOCKS, self.per_core // self.threads, limits.shared_bytes // self.shared_bytes))
+
+    def grid(self, batch: int, limits: Limits) -> tuple[int, int, int]:
+        """As many blocks as the device holds at a time, each with many samples."""
+        most = max(1, limits.cores * self.blocks(limits) // (self.groups * self.parts))
+        return min(batch, most), self.groups, self.parts
+
+    def fits(self, limits: Limits) -> bool:
+        return self.threads <= LARGEST_BLOCK and self.shared_bytes <= limits.shared_bytes
+
+    def constants(self, limits: Limits, skip: bool, eps: float, slope: float) -> dict[str, int | str]:
+        channels, height, width = self.shape
+        found: dict[str, int | str] = {"C": channels, "GROUP": self.group, "H": height, "W": width}
+        found |= {"LANES": self.lanes, "THREADS": self.threads, "BLOCKS": self.blocks(limits), "PARTS": self.parts}
+        found |= {"DEPTH": self.depth, "ELEMENT": int(self.element), "SKIP": int(skip), "MORE": int(not skip)}
+        return found | {"EPS": f"{float(eps)!r}f", "SLOPE": f"{float(slope)!r}f"}
+
+
+def unit_layout(shape: Shape, groups: int, tiles: int, thread_bytes: int = 0) -> Layout:
+    return Layout(shape, groups, LARGEST_UNIT, tiles, thread_bytes)
+
+
+def backward_unit_layout(shape: Shape, groups: int) -> Layout:
+    """x, y and gradient; each thread has its sums and the signs of its plane."""
+    return unit_layout(shape, groups, 3, 4 * (SUMS + -(-shape[1] * shape[2] // 32)))
+
+
+def norm_layout(shape: Shape, groups: int, element: bool, backward: bool, limits: Limits) -> Layout:
+    group, area = shape[0] // groups, shape[1] * shape[2]
+    large = group * area > LARGE_TILE
+    if not backward:
+        lanes = max(1, min(area, (512 if large else 256) // group))
+        return Layout(shape, groups, 1536, lanes=lanes, element=element)
+    lanes = max(1, min(area, (1024 if large else 256) // group))
+    parts = -(-area // (lanes * KEPT_PLACES)) if element else 1
+    layout = Layout(shape, groups, 1024, 3, lanes=lanes, element=element, parts=parts, depth=2)
+    return layout if layout.fits(limits) else Layout(shape, groups, 1024, 3, 0, lanes, element, parts)
+
+
+def unit_fits(shape: Shape, groups: int, device: torch.device) -> bool:
+    found = limits(device)
+    small = shape[1] * shape[2] <= LARGEST_PLANE and shape[0] // groups <= LARGEST_UNIT
+    return found is not None and small and backward_unit_layout(shape, groups).fits(found)
+
+
+def norm_fits(shape: Shape, groups: int, element: bool, device: torch.device) -> bool:
+    """Whether NormAct serves: the groups must be of whole channels."""
+    found = limits(device)
+    if found is None or shape[0] % groups:
+        return False
+    return all(norm_layout(shape, groups, element, backward, found).fits(found) for backward in (False, True))
 
 
 @cache
-def _kernel(name: str, layout: Layout, skip: bool, eps: float, slope: float, device: torch.device) -> Any:
-    (channels, height, width), group = layout.shape, layout.group
-    constants = {"C": channels, "GROUP": group, "H": height, "W": width, "THREADS": layout.threads}
-    constants |= {"LANES": layout.lanes, "BLOCKS": layout.blocks, "SKIP": int(skip), "MORE": int(not skip)}
-    options = [f"-D{key}={value}" for key, value in constants.items()] + [f"-DEPS={eps!r}f", f"-DSLOPE={slope!r}f"]
-    # Only the kernel asked for: the others would not compile for every size, and take their time.
-    options.append(f"-D{name.upper()}")
+def _compiled(name: str, options: tuple[str, ...], shared_bytes: int, device: torch.device) -> Any:
     source = resources.files("krnet").joinpath("kernels.cu").read_text()
     with torch.cuda.device(device):
         torch.cuda.synchronize(device)  # the driver then knows this thread
-        kernel = torch.cuda._compile_kernel(source, name, nvcc_options=options)
-        if name.endswith("backward"):
-            kernel.set_shared_memory_config(layout.tile_bytes)
+        # Only the kernel asked for: the others would not compile for every size, and take their time.
+        kernel = torch.cuda._compile_kernel(source, name, nvcc_options=[f"-D{name.upper()}", *options])
+        kernel.set_shared_memory_config(shared_bytes)
         return kernel
 
 
-def unit_fits(x: Tensor, norm: torch.nn.GroupNorm) -> bool:
-    if not (x.is_cuda and x.dtype == torch.bfloat16 and x.shape[2] * x.shape[3] <= LARGEST_PLANE):
-        return False
-    layout = Layout(map_shape(x), norm.num_groups)
-    return layout.group <= LARGEST_GROUP and layout.fits(x.device)
+def _launch(
+    name: str, constants: dict[str, int | str], grid: tuple[int, int, int], threads: int, shared_bytes: int,
+    args: list[Any],
+) -> None:  # fmt: skip
+    """Run a kernel; compile it first where that has not been done."""
+    options = tuple(f"-D{key}={value}" for key, value in constants.items())
+    kernel = _compiled(name, options, shared_bytes, args[0].device)
+    kernel(grid=grid, block=(threads, 1, 1), args=args, shared_mem=shared_bytes)
 
 
-def _norm_layout(x: Tensor, y: Tensor, groups: int) -> Layout | None:
-    """For backward in CUDA C++, which takes half of Triton's time, where it can."""
-    group = y.shape[1] // groups
-    if x.ndim == 2 or not x.is_cuda or x.dtype != torch.bfloat16 or group > 1024:
-        return None
-    wanted = 1024 if group * y.shape[2] * y.shape[3] > 1 << 14 else 256
-    layout = Layout(map_shape(y), groups, max(2, wanted // group))
-    return layout if layout.threads <= 1024 and layout.fits(x.device) else None
+def _limits(x: Tensor) -> Limits:
+    found = limits(x.device)
+    assert found is not None, f"the kernels do not run on {x.device}"
+    return found
 
 
-def map_shape(x: Tensor) -> tuple[int, int, int]:
-    return x.shape[1], x.shape[2], x.shape[3]
+def map_shape(x: Tensor) -> Shape:
+    """(C, H, W) of maps; vectors (B, C) are maps of a single place."""
+    return (x.shape[1], x.shape[2], x.shape[3]) if x.ndim == 4 else (x.shape[1], 1, 1)
+
+
+def channels_last(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.channels_last)
+
+
+def column_sums(parts: Tensor) -> Tensor:
+    """Sum over the first dimension. torch's own takes 9 us for the few megabytes that it is."""
+    total = torch.empty(parts.shape[1:], device=parts.device)
+    grid = (-(-total.numel() // WARP), 1, 1)
+    _launch("column_sums", {}, grid, WARPS * WARP, 0, [parts, total, len(parts), total.numel()])
+    return total
+
+
+def swap_rows(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """(n, m, k) -> (m, n, k) in another precision, at the speed of memory; torch's own cast reached a third of that."""
+    first, second, length = rows.shape
+    moved = torch.empty(second, first, length, dtype=dtype, device=rows.device)
+    kinds = {"FROM": rows.dtype, "TO": dtype}
+    constants: dict[str, int | str] = {k: "float" if v == torch.float32 else "Value" for k, v in kinds.items()}
+    threads = min(256, -(-length // (8 * WARP)) * WARP)
+    constants |= {"FIRST": first, "SECOND": second, "K": length, "THREADS": threads}
+    _launch("move_rows", constants, (first * second, 1, 1), threads, 0, [rows, moved])
+    return moved
+
+
+def norm_forward(
+    x: Tensor, gamma: Tensor, beta: Tensor, skip: Tensor | None, groups: int, eps: float, slope: float
+) -> tuple[Tensor, Tensor]:
+    """Norm, skip, activation; and the moments of the norm. A scale for each channel, or (H W, C) one for each value."""
+    found, y = _limits(x), channels_last(x)
+    moments = torch.empty(len(x), groups, 2, device=x.device)
+    layout = norm_layout(map_shape(x), groups, gamma.ndim == 2, False, found)
+    constants = layout.constants(found, skip is not None, eps, slope)
+    args = [x, gamma, beta, x if skip is None else skip, y, moments]
+    _launch("norm_forward", constants, (len(x), groups, 1), layout.threads, layout.tile_bytes, args)
+    return y, moments
+
+
+def norm_backward(
+    x: Tensor, gamma: Tensor, y: Tensor, moments: Tensor, gradient: Tensor, skip: bool, slope: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients by x, by scale and shift, and by the skip."""
+    found, dx, dskip = _limits(x), channels_last(x), channels_last(x) if skip else None
+    layout = norm_layout(map_shape(x), moments.shape[1], gamma.ndim == 2, True, found)
+    grid = layout.grid(len(x), found)
+    sums = torch.empty(grid[0], 2, *gamma.shape, device=x.device)
+    constants = layout.constants(found, skip, 0.0, slope)
+    args = [x, gamma, y, moments, gradient, dx, dx if dskip is None else dskip, sums, len(x)]
+    _launch("norm_backward", constants, grid, layout.threads, layout.tile_bytes, args)
+    by_gamma, by_beta = column_sums(sums)
+    return dx, by_gamma, by_beta, dskip
 
 
 class NormAct(torch.autograd.Function):
-    """GroupNorm, the skip if there is one, Leaky-ReLU; on maps, or on an FC layer's output, which becomes one."""
+    """GroupNorm, the skip if there is one, Leaky-ReLU."""
 
     @staticmethod
-    def forward(ctx, x, gamma, beta, skip, groups, shape, eps, slope):  # type: ignore[no-untyped-def]
-        y = torch.empty((len(x), *shape), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-        moments = torch.empty(len(x), groups, 2, device=x.device)
-        ctx.flat = x.ndim == 2 and shape[1] * shape[2] > 1
-        ctx.with_skip, ctx.slope = skip is not None, slope
-        _norm_forward[(len(x), groups)](
-            x, gamma, beta, skip if ctx.with_skip else x, y, moments, EPS=eps, SLOPE=slope, FLAT=ctx.flat,
-            SKIP=ctx.with_skip, **_norm_sizes(shape, groups),
-        )  # fmt: skip
+    def forward(ctx, x, gamma, beta, skip, groups, eps, slope):  # type: ignore[no-untyped-def]
+        y, moments = norm_forward(x, gamma, beta, skip, groups, eps, slope)
         ctx.save_for_backward(x, gamma, y, moments)
+        ctx.with_skip, ctx.slope = skip is not None, slope
         return y
 
     @staticmethod
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
         x, gamma, y, moments = ctx.saved_tensors
-        groups = moments.shape[1]
         gradient = gradient.contiguous(memory_format=torch.channels_last)
-        dx, dskip = torch.empty_like(x), torch.empty_like(y) if ctx.with_skip else None
-        layout = _norm_layout(x, y, groups)
-        cores = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2
-        if layout is not None:
-            kernel = _kernel("norm_backward", layout, ctx.with_skip, 0.0, ctx.slope, x.device)
-            blocks = min(len(x), max(1, cores * layout.blocks // groups))
-            sums = torch.empty(blocks * layout.lanes, 2, len(gamma), device=x.device)
-            args = [x, gamma, y, moments, gradient, dx, dx if dskip is None else dskip, sums, len(x)]
-            grid, block = (blocks, groups, 1), (layout.threads, 1, 1)
-            kernel(grid=grid, block=block, args=args, shared_mem=layout.tile_bytes)
-            return dx, *sums.sum(0), dskip, None, None, None, None
-        sizes = _norm_sizes(y.shape[1:], groups)
-        # Enough programs to cover each other's waiting, few enough that summing up their sums costs nothing.
-        programs = min(len(x), max(1, cores * 32 // sizes["num_warps"] // groups // (2 if ctx.flat else 1)))
-        sums = torch.empty(programs, 2, len(gamma), device=x.device)
-        _norm_backward[(programs, groups)](
-            x, gamma, y, moments, gradient, dx, x if dskip is None else dskip, sums, len(x), SLOPE=ctx.slope,
-            FLAT=ctx.flat, SKIP=ctx.with_skip, **sizes,
-        )  # fmt: skip
-        return dx, *sums.sum(0), dskip, None, None, None, None
+        found = norm_backward(x, gamma, y, moments, gradient, ctx.with_skip, ctx.slope)
+        return *found, None, None, None
+
+
+class LinearToMap(torch.autograd.Function):
+    """An FC layer whose output (B, C H W) is a map: with its rows in another order the map comes channels last."""
+
+    @staticmethod
+    def forward(ctx, x, weight, shape):  # type: ignore[no-untyped-def]
+        channels, height, width = shape
+        # Weights are rounded to bf16 for the product in any case: the new order comes with that.
+        rows = swap_rows(weight.view(channels, height * width, -1), x.dtype).flatten(0, 1)  # (H W C, K)
+        ctx.save_for_backward(x, rows)
+        ctx.channels, ctx.dtype = channels, weight.dtype
+        return (x @ rows.t()).view(len(x), height, width, channels).permute(0, 3, 1, 2)
+
+    @staticmethod
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        x, rows = ctx.saved_tensors
+        gradient = gradient.permute(0, 2, 3, 1).reshape(len(x), -1)  # (B, H W C)
+        by_rows = (gradient.t() @ x).view(-1, ctx.channels, x.shape[1])
+        return gradient @ rows, swap_rows(by_rows, ctx.dtype).flatten(0, 1), None
 
 
 def unit_forward(
     x: Tensor, weight: Tensor, gamma: Tensor, beta: Tensor, skip: Tensor | None, groups: int, eps: float, slope: float
 ) -> tuple[Tensor, Tensor]:
     """Depthwise convolution, norm, skip, activation; and the moments of the norm."""
-    y, moments = torch.empty_like(x), torch.empty(len(x), groups, 2, device=x.device)
-    layout = Layout(map_shape(x), groups)
-    kernel = _kernel("unit_forward", layout, skip is not None, eps, slope, x.device)
-    args = [x, weight, gamma, beta, x if skip is None else skip, y, moments]
-    kernel(grid=(len(x), groups, 1), block=(layout.threads, 1, 1), args=args)
+    found, y = _limits(x), channels_last(x)
+    moments = torch.empty(len(x), groups, 2, device=x.device)
+    layout = unit_layout(map_shape(x), groups, 1 if skip is None else 2)
+    constants = layout.constants(found, skip is not None, eps, slope)
+    args = [x, weight, gamma, beta, x if skip is None else skip, y, moments, len(x)]
+    _launch("unit_forward", constants, layout.grid(len(x), found), layout.threads, layout.tile_bytes, args)
     return y, moments
 
 
 def unit_backward(
     x: Tensor, weight: Tensor, gamma: Tensor, y: Tensor, moments: Tensor, gradient: Tensor, more: Tensor | None,
-    eps: float, slope: float,
+    slope: float,
 ) -> tuple[Tensor, Tensor | None, tuple[Tensor, Tensor, Tensor]]:  # fmt: skip
     """Gradients by x, with `more` added; by the skip, if there is no `more`; by weight, scale and shift."""
-    layout, skip = Layout(map_shape(x), moments.shape[1]), more is None
-    kernel = _kernel("unit_backward", layout, skip, eps, slope, x.device)
-    cores = torch.cuda.get_device_properties(x.device).multi_processor_count
-    blocks = min(len(x), max(1, cores * layout.blocks // layout.groups))
-    dx, dskip = torch.empty_like(x), torch.empty_like(x) if skip else None
-    sums = torch.empty(blocks, SUMS, x.shape[1], device=x.device)
+    found, skip, channels = _limits(x), more is None, x.shape[1]
+    dx, dskip = channels_last(x), channels_last(x) if skip else None
+    layout = backward_unit_layout(map_shape(x), moments.shape[1])
+    grid = layout.grid(len(x), found)
+    sums = torch.empty(grid[0], SUMS * channels, device=x.device)
+    constants = layout.constants(found, skip, 0.0, slope)
     args = [x, weight, gamma, y, moments, gradient, x if more is None else more, dx, dx if dskip is None else dskip]
-    kernel(
-        grid=(blocks, layout.groups, 1),
-        block=(layout.threads, 1, 1),
-        args=[*args, sums, len(x)],
-        shared_mem=layout.tile_bytes,
-    )
-    total = sums.sum(0)
-    return dx, dskip, (total[:9].t().reshape(weight.shape), total[9], total[10])
+    _launch("unit_backward", constants, grid, layout.threads, layout.tile_bytes, [*args, sums, len(x)])
+    by_weight, by_gamma, by_beta = column_sums(sums).split([(SUMS - 2) * channels, channels, channels])
+    return dx, dskip, (by_weight.view(weight.shape), by_gamma, by_beta)
 
 
 class DepthwiseBlock(torch.autograd.Function):
@@ -282,13 +302,13 @@ class DepthwiseBlock(torch.autograd.Function):
         middle, moments1 = unit_forward(x, weight1, gamma1, beta1, None, groups, eps, slope)
         y, moments2 = unit_forward(middle, weight2, gamma2, beta2, x, groups, eps, slope)
         ctx.save_for_backward(x, weight1, gamma1, middle, moments1, weight2, gamma2, y, moments2)
-        ctx.constants = eps, slope
+        ctx.slope = slope
         return y
 
     @staticmethod
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
         x, weight1, gamma1, middle, moments1, weight2, gamma2, y, moments2 = ctx.saved_tensors
         gradient = gradient.contiguous(memory_format=torch.channels_last)
-        through, skipped, second = unit_backward(middle, weight2, gamma2, y, moments2, gradient, None, *ctx.constants)
-        dx, _, first = unit_backward(x, weight1, gamma1, middle, moments1, through, skipped, *ctx.constants)
+        through, skipped, second = unit_backward(middle, weight2, gamma2, y, moments2, gradient, None, ctx.slope)
+        dx, _, first = unit_backward(x, weight1, gamma1, middle, moments1, through, skipped, ctx.slope)
         return dx, *first, *second, None, None, None

@@ -43,7 +43,7 @@ STATE, RUN, SETTINGS = "state.krn", "run.json", "settings.json"
 class Watcher(Protocol):
     """Told what goes on; the command line draws it, TensorBoard keeps it."""
 
-    def work(self, method: str, task: int, num_tasks: int, name: str) -> None: ...
+    def work(self, method: str, task: int, num_tasks: int, name: str, epochs: int | None) -> None: ...
 
     def status(self, status: Status) -> None: ...
 
@@ -51,7 +51,7 @@ class Watcher(Protocol):
 
 
 class Silent:
-    def work(self, method: str, task: int, num_tasks: int, name: str) -> None: ...
+    def work(self, method: str, task: int, num_tasks: int, name: str, epochs: int | None) -> None: ...
 
     def status(self, status: Status) -> None: ...
 
@@ -91,6 +91,7 @@ def learn(
 ) -> dict[str, Any]:
     """Learn all tasks and write DIR/run.json, which is returned.
 
+    settings  over the method's own and those that follow from the size of the images
     out     folder of this run; a finished one is returned as it is if `resume`, else refused
     shared  folder for base tasks, so that methods whose base task is the same train it once
     checkpoint_s  seconds between checkpoints inside a task
@@ -98,10 +99,11 @@ def learn(
     check_int("seed", seed, 0, 2**31)
     folder, where = Path(out), parallel.pick_device(device)
     learner_class = base.choose(method)
-    config = base.make_config(learner_class, settings or {})
+    config = base.make_config(learner_class, settings_of([method], settings or {}, data)[method])
     fingerprint = {
         "method": method,
         "data": data.name,
+        "data_digest": data.digest,
         "samples": [data.train.num_samples, data.test.num_samples],
         "order": split.order_name,
         "order_hash": split.hash,
@@ -128,6 +130,7 @@ def learn(
     result = _summary(learner, progress, data)
     _write_json(folder / RUN, result)
     (folder / STATE).unlink()
+    learner.finish()
     return result
 
 
@@ -159,7 +162,7 @@ def _run_task(
         work = next(works, None)
         if work is None:
             break
-        watcher.work(learner.name, task, context.split.num_tasks, work.name)
+        watcher.work(learner.name, task, context.split.num_tasks, work.name, work.epochs)
         partial, done = folder / f"task-{task}-{number}.partial", folder / f"task-{task}-{number}.done"
         files += [partial, done]
         common = None if shared is None or work.shared is None else shared / f"base-{_digest(work.shared)}.krn"
@@ -243,6 +246,7 @@ def _summary(learner: base.Learner, progress: Progress, data: DataSet) -> dict[s
     result = {
         "method": learner.name,
         "data": data.name,
+        "data_digest": fingerprint["data_digest"],
         "order": fingerprint["order"],
         "order_hash": fingerprint["order_hash"],
         "class_order": list(learner.context.split.order),

@@ -198,6 +198,8 @@ class Recording:
 
     def _fast_extra_mse(self) -> float | None:
         """What `fast` adds to the normalised MSE: stored if measured when recorded, else measured now on a GPU."""
+        if self._recorder.fast_is_exact:
+            return 0.0
         stored = self._archive.metadata["metrics"].get("fast_extra_mse")
         if stored is not None or self.device.type == "cpu":
             return stored

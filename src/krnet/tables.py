@@ -61,7 +61,9 @@ def show_runs(runs: Sequence[Mapping[str, Any]]) -> None:
                 f"{run['storage_bytes']['equivalent_exemplars']:,.0f}",
                 f"{run['seconds']:,.0f}",
             )
-    Console(width=None if sys.stdout.isatty() else 300, highlight=False, markup=False).print(table)
+    # As wide as the table is: a narrow terminal then breaks lines, where rich would break numbers.
+    width = Console(width=10_000).measure(table).maximum
+    Console(width=width, highlight=False, markup=False).print(table)
 
 
 def percent(share: float | None) -> str:
@@ -96,14 +98,22 @@ def info_rows(info: Mapping[str, Any]) -> Rows:
         ("R2", f"{info['r2']:.5f} (MSE {info['mse']:.3g} of values scaled to 0..1 per channel)"),
         ("fast replay", fast_error(info)),
         ("zeros", f"{100 * info['zero_ratio']:.1f} % of the features"),
-        ("fit", f"{info['fit_seconds']:.1f} s, {info['iterations']:,} iterations, stopped by {info['stopped_by']}"),
+        ("fit", fit_text(info)),
     ]
+
+
+def fit_text(info: Mapping[str, Any]) -> str:
+    if not info["iterations"]:
+        return "none needed"
+    return f"{info['fit_seconds']:.1f} s, {info['iterations']:,} iterations, stopped by {info['stopped_by']}"
 
 
 def fast_error(info: Mapping[str, Any]) -> str:
     """What bf16 costs: measured where a GPU was there to do it."""
     if info["fast_extra_mse"] is None:
         return "its extra error is known once recorded, or opened, on a GPU; on a CPU fast is exact"
+    if info["fast_extra_mse"] == 0:
+        return "the same as exact"
     return f"adds {info['fast_extra_mse']:.3g} to the MSE (bf16, on a GPU)"
 
 

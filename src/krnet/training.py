@@ -155,8 +155,9 @@ def train(
                     if checkpoint:
                         checkpoint.remove()  # going on from it would end here again
                     raise NonFiniteLossError(
-                        f"the loss became {loss} by iteration {iteration}; nothing was written. Lower lr and "
-                        f"muon_lr (half is a good try), or look for extreme values in the features"
+                        f"the loss became {loss} by iteration {iteration}; nothing was written. Lower the learning "
+                        f"rates (lr; for a recorder muon_lr, too): half is a good try. Or look for extreme values in "
+                        f"the data"
                     )
                 if watch:
                     watch(Status(iteration, min(progress, 1.0), loss, seconds))

@@ -1,7 +1,7 @@
 """What a user types, as values: shapes, class counts, durations, settings and sample IDs.
 
 "256,14,14" -> (256, 14, 14)    "500x50" -> 50 counts of 500    "10m" -> 600.0    "c0=64" -> ("c0", 64)
-"5,3,7:9" -> [5, 3, slice(7, 9)]
+"5,3,7:9" -> [5, 3, slice(7, 9)]    "drops=0.5,0.75" -> ("drops", (0.5, 0.75))
 
 A ValueError says what is wrong; the command line makes exit code 2 of it. Nothing here needs torch.
 """
@@ -26,9 +26,9 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 
 
 def parse_counts(text: str) -> list[int]:
-    """1300,1300,732 or 500x50, fifty classes of 500, or both mixed"""
+    """1300,1300,732 or 500x50, fifty times 500, or both mixed"""
     if not re.fullmatch(r"\d+(x\d+)?(,\d+(x\d+)?)*", text):
-        raise ValueError(f"{text!r} are not class counts; expected 1300,1300,732 or 500x50 for 50 classes of 500")
+        raise ValueError(f"{text!r} are not counts; expected a list such as 1300,1300,732, or 500x50 for 50 times 500")
     counts: list[int] = []
     for part in text.split(","):
         count, _, times = part.partition("x")
@@ -47,18 +47,25 @@ def parse_duration(text: str) -> float:
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """name=value, the value true, false, a number or a word"""
+    """name=value, the value true, false, a number, numbers with commas between them, or a word"""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise ValueError(f"{text!r} is not a setting; expected name=value, such as c0=128")
     if value in ("true", "false"):
         return name, value == "true"
+    numbers = [_parse_number(part) for part in value.split(",")]
+    if None in numbers:
+        return name, value
+    return name, numbers[0] if len(numbers) == 1 else tuple(numbers)
+
+
+def _parse_number(text: str) -> int | float | None:
     for number in (int, float):
         try:
-            return name, number(value)
+            return number(text)
         except ValueError:
             pass
-    return name, value
+    return None
 
 
 def parse_ids(text: str) -> Selection:

@@ -19,14 +19,18 @@ class Line:
 
     def __init__(self, display: Display):
         self.display, self.name, self.seen = display, "", ""
+        self.epochs: int | None = None
 
-    def work(self, method: str, task: int, num_tasks: int, name: str) -> None:
-        self.name = f"{method}  task {task} of {num_tasks - 1}  {name}"
+    def work(self, method: str, task: int, num_tasks: int, name: str, epochs: int | None) -> None:
+        if task == 0:
+            self.seen = ""  # that of the method before
+        self.name, self.epochs = f"{method}  task {task} of {num_tasks - 1}  {name}", epochs
         self.display.phase(self.name)
 
     def status(self, status: Status) -> None:
         left = f"elapsed {clock(status.seconds)}  left {clock(status.seconds_left)}"
-        text = f"{100 * status.progress:3.0f} %  {status.iteration:,} it  loss {status.loss:.4g}  {left}{self.seen}"
+        done = f"{status.iteration:,} it" if self.epochs is None else f"epoch {status.progress * self.epochs:.1f}"
+        text = f"{100 * status.progress:3.0f} %  {done}  loss {status.loss:.4g}  {left}{self.seen}"
         self.display.share(self.name, status.progress, text)
 
     def accuracy(self, method: str, task: int, rows: Mapping[str, float]) -> None:
@@ -39,16 +43,17 @@ class Board:
     """Loss of every piece of work and accuracy after every task, for TensorBoard; none where that is not installed."""
 
     def __init__(self, folder: Path):
+        self.folder, self.tag = folder, ""
         self.writer: Any = None
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            return
-        self.writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
-        self.tag = ""
 
-    def work(self, method: str, task: int, num_tasks: int, name: str) -> None:
+    def work(self, method: str, task: int, num_tasks: int, name: str, epochs: int | None) -> None:
         self.tag = f"{method}/task {task}/{name}"
+        if self.writer is None:  # only now: a run that is refused, or finished already, writes nothing
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                return
+            self.writer = SummaryWriter(str(self.folder))  # type: ignore[no-untyped-call]
 
     def status(self, status: Status) -> None:
         if self.writer:
@@ -65,9 +70,9 @@ class Several:
     def __init__(self, watchers: Sequence[Watcher]):
         self.watchers = watchers
 
-    def work(self, method: str, task: int, num_tasks: int, name: str) -> None:
+    def work(self, method: str, task: int, num_tasks: int, name: str, epochs: int | None) -> None:
         for watcher in self.watchers:
-            watcher.work(method, task, num_tasks, name)
+            watcher.work(method, task, num_tasks, name, epochs)
 
     def status(self, status: Status) -> None:
         for watcher in self.watchers:

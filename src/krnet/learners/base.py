@@ -36,6 +36,7 @@ class Work(Protocol):
     """A long piece of a task. `shared`: settings under which its result may serve another learner, too."""
 
     name: str
+    epochs: int | None
     shared: dict[str, Any] | None
 
     def run(self, saving: Saving | None, watch: Watch | None) -> None:
@@ -211,7 +212,7 @@ class Learner(ABC):
         names = "backbone shortcut last_relu base_epochs batch_size base_lr drops decay momentum weight_decay optimizer"
         kept = {name: getattr(self.config, name) for name in [*names.split(), "augment"]}
         split = self.context.split
-        kept |= {"data": self.context.data.name, "order": split.hash, "base_classes": len(split.tasks[0])}
+        kept |= {"data": self.context.data.digest, "order": split.hash, "base_classes": len(split.tasks[0])}
         kept |= {"seed": self.context.seed, "head": self.head_class.__name__, "device": self.device.type}
         return kept
 
@@ -275,6 +276,9 @@ class Learner(ABC):
             module.eval()
         extra = {k.removeprefix("extra."): v for k, v in state.items() if k.startswith("extra.")}
         self.load_extra_state(extra)
+
+    def finish(self) -> None:  # noqa: B027  most have none
+        """All is learned and written: remove files that only going on would have needed."""
 
     def storage_bytes(self) -> dict[str, int]:
         """Every byte kept between tasks, by part, the current classifier aside (every method has one)."""

@@ -151,6 +151,7 @@ class RecorderFit:
     """A Work: features into a recording file."""
 
     shared: dict[str, Any] | None = None
+    epochs: int | None = None
 
     def __init__(self, name: str, path: Path, features: Tensor, labels: Tensor, device: torch.device, **options: Any):
         self.name, self.path, self.device = name, path, device
@@ -276,4 +277,9 @@ class Kril(Learner):
         return torch.cat(features), torch.cat(labels)
 
     def storage_bytes(self) -> dict[str, int]:
-        return {path.stem.split("-")[0] + " recording": path.stat().st_size for path in self._files(self.task)}
+        names = {"base": "base recording", "later": "later recording"}
+        files = {path.stem.split("-")[0]: path for path in self._files(self.task)}
+        return {names.get(stem, stem): path.stat().st_size for stem, path in files.items()}
+
+    def finish(self) -> None:
+        self._forget_older_files(self.task + 1)

@@ -102,6 +102,8 @@ class Recorder(ABC):
     name: ClassVar[str]
     setting_names: ClassVar[frozenset[str]] = frozenset()
     """Settings of its own that a caller may give."""
+    fast_is_exact: ClassVar[bool] = False
+    """`fast` replays are the same as exact ones on every device."""
 
     @abstractmethod
     def fit(self, job: Job) -> Content: ...

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from krnet.config import check_choice
-from krnet.errors import InputError, NotARecordingError
+from krnet.errors import InputError, NotARecordingError, SettingError
 from krnet.recorders.base import Content, Job, Recorder, Replayer, TensorStore, register
 from krnet.samples import Samples
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
+CHUNK_BYTES = 64 << 20  # read at once
 
 
 class RawReplayer(Replayer):
@@ -33,23 +34,31 @@ class RawReplayer(Replayer):
 class RawRecorder(Recorder):
     name = "raw"
     setting_names = frozenset({"dtype"})
+    fast_is_exact = True
 
     def fit(self, job: Job) -> Content:
+        for option, given in (("preset", job.preset), ("head", job.head), ("start", job.start)):
+            if given is not None:
+                raise InputError(f"{option} is given, and recorder raw has no network to use it; leave {option} out")
         name = job.settings.get("dtype", "float32")
         check_choice("dtype", name, DTYPES)
         values = torch.empty((len(job.source), *job.source.shape), dtype=DTYPES[name])
-        step = max(1, (64 << 20) // job.source.sample_bytes)
+        step = max(1, CHUNK_BYTES // job.source.sample_bytes)
         for ids in torch.arange(len(job.source)).split(step):
             values[ids[0] : ids[-1] + 1] = job.source.read(ids)
         if not values.isfinite().all():
-            raise InputError(f"dtype is {name!r}; the largest values do not fit in it. Take dtype float32")
+            low, high = job.stats.low.min().item(), job.stats.high.max().item()
+            limit = torch.finfo(DTYPES[name]).max
+            raise SettingError(
+                f"dtype is {name}, which ends at {limit:g}; the values run from {low:g} to {high:g}. Take dtype float32"
+            )
         return Content(tensors={"values": values}, settings={"dtype": name})
 
     def replay(
         self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device
     ) -> RawReplayer:
         name = settings.get("dtype")
-        if name not in DTYPES:
+        if not isinstance(name, str) or name not in DTYPES:
             raise NotARecordingError(f"values of type {name!r}; expected one of {', '.join(DTYPES)}. Record again")
         return RawReplayer(
             store.tensor("values", shape=(samples.num_samples, *samples.shape), dtype=DTYPES[name]), device

@@ -1,0 +1,111 @@
+"""Settings: each described once, under its field, and checked; configs of learners inherit both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import pytest
+
+from krnet import learning
+from krnet.config import FitConfig, NetworkConfig, check_shares, describe, from_dict, unknown_setting
+from krnet.errors import SettingError
+from krnet.learners import base
+from krnet.options import explain_settings
+
+CONFIGS = {name: base.choose(name).config_class for name in learning.base.names()}
+CONFIGS |= {"network": NetworkConfig, "fit": FitConfig, "all learners": base.LearnerConfig}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain:
+    size: int = 3
+    """How large."""
+    colour: str = "red"
+    """Its colour, which takes
+    two lines to tell."""
+    quiet: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Special(Plain):
+    size: int = 5
+    colour: str = "blue"
+    """Another colour."""
+    depth: int = 1
+    """How deep."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bare(Special):
+    pass
+
+
+# ------------------------------------------------------------------ descriptions
+
+
+def test_a_description_is_the_text_under_the_field_on_one_line():
+    assert describe(Plain) == {"size": "How large.", "colour": "Its colour, which takes two lines to tell."}
+
+
+def test_a_subclass_inherits_descriptions_and_may_say_them_anew():
+    assert describe(Special) == {"size": "How large.", "colour": "Another colour.", "depth": "How deep."}
+    assert describe(Bare) == describe(Special)
+    assert describe(Plain)["colour"].startswith("Its colour")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_setting_is_described_in_a_sentence(name):
+    described = describe(CONFIGS[name])
+    assert described.keys() == {field.name for field in fields(CONFIGS[name])}
+    for text in described.values():
+        assert text.endswith(".") and len(text) > 10
+
+
+@pytest.mark.parametrize("method", base.names())
+def test_a_method_lists_its_own_settings_with_defaults_and_none_that_all_have(method):
+    config = CONFIGS[method]
+    shown = " ".join(explain_settings(config, base.LearnerConfig).split())
+    common = {field.name: field.default for field in fields(base.LearnerConfig)}
+    for field in fields(config):
+        own = field.name not in common or common[field.name] != field.default
+        line = f"{field.name} {describe(config)[field.name]} [default: {field.default}]"
+        assert (line in shown) == own, field.name
+
+
+# ------------------------------------------------------------------ checks
+
+
+def test_unknown_names_are_refused_with_the_nearest_or_with_all():
+    with pytest.raises(SettingError, match="unknown setting 'colr'; did you mean 'colour'"):
+        from_dict(Plain, {"colr": "green"})
+    with pytest.raises(SettingError, match="known settings: colour, quiet, size"):
+        from_dict(Plain, {"xyz": 1})
+    assert str(unknown_setting("krill", ["kril", "joint"], "method")) == (
+        "unknown method 'krill'; did you mean 'kril'?"
+    )
+    assert str(unknown_setting("x", ["kril", "joint"], "method")) == "unknown method 'x'; known methods: joint, kril"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [(0.5, (0.5,)), ([0.5, 0.75], (0.5, 0.75)), ((), ()), ((0, 1), (0, 1))], ids=repr
+)
+def test_shares_may_be_one_number_or_several(given, expected):
+    assert check_shares("drops", given) == expected
+    assert base.make_config(base.choose("finetune"), {"drops": given}).schedule(0).drops == expected
+
+
+@pytest.mark.parametrize("given", ["0.5;0.7", 1.5, [-0.1], [0.5, "0.7"], [True], None, float("nan")], ids=repr)
+def test_what_is_no_share_is_refused(given):
+    with pytest.raises(SettingError, match=r"drops is .*; expected 0 to 1"):
+        base.make_config(base.choose("finetune"), {"drops": given})
+
+
+def test_shares_that_a_learner_adds_are_checked_as_well():
+    @dataclass(frozen=True, kw_only=True)
+    class Later(base.LearnerConfig):
+        later_drops: tuple[float, ...] = (0.9,)
+        """Shares."""
+
+    assert Later(later_drops=0.8).later_drops == (0.8,)
+    with pytest.raises(SettingError, match="later_drops is 2"):
+        Later(later_drops=(0.5, 2))

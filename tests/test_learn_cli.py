@@ -1,0 +1,394 @@
+"""`krnet learn` as a user meets it: run.json where it was said to be, one JSON value, exit codes, stop and resume."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import krnet
+from krnet import cli, data, learning, protocol
+from krnet.config import describe
+from krnet.descent import Descent
+from krnet.learners import base
+from learning_tools import ctrl_c_at, without_times
+
+QUICK = ["--data", "digits", "--sizes", "4,3,3", "--device", "cpu", "--set", "batch_size=32"]
+QUICK_KRIL = ["--set", "recorder_iterations=12", "--set", "recorder_settings=d0=16,c0=8,c1=8"]
+pytestmark = pytest.mark.usefixtures("few_digits")
+
+
+def run(*arguments: object) -> Any:
+    return CliRunner().invoke(cli.app, ["learn", *(str(a) for a in arguments)])
+
+
+def learn(*arguments: object, out: Path) -> Any:
+    """The JSON value of a run that succeeds."""
+    result = run(*arguments, *QUICK, "-o", out, "--json")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("\n") == 1
+    return json.loads(result.stdout)
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+# ------------------------------------------------------------------ what is written and printed
+
+
+def test_run_json_lies_in_the_folder_and_is_what_json_prints(tmp_path: Path) -> None:
+    found = learn("finetune", "--epochs", 1, "--seed", 3, "--order", "natural", out=tmp_path / "new" / "run")
+    assert json.loads((tmp_path / "new" / "run" / "run.json").read_text()) == found
+    assert (found["method"], found["data"], found["seed"]) == ("finetune", "digits", 3)
+    assert (found["order"], found["class_order"], found["tasks"]) == ("natural", list(range(10)), [4, 3, 3])
+    assert found["order_hash"] == protocol.order_hash(range(10))
+    assert {"accuracy_matrix", "last", "average", "average_without_base", "forgetting", "storage_bytes"} <= found.keys()
+    left = {name for name in files(tmp_path / "new" / "run") if not name.startswith("tensorboard")}
+    assert left == {"run.json", "settings.json"}
+
+
+def test_accuracies_are_fractions_in_json_and_percent_on_the_screen(tmp_path: Path) -> None:
+    found = learn("icarl", "--epochs", 2, "--set", "exemplars_per_class=3", out=tmp_path / "run")
+    assert set(found["rows"]) == {"cnn", "nme"}
+    for row in found["rows"].values():
+        assert all(0 <= value <= 1 for value in row["accuracy"])
+    shown = run(
+        "icarl", *QUICK, "--epochs", 2, "--set", "exemplars_per_class=3", "-o", tmp_path / "run", "--resume"
+    )  # the same run again
+    assert shown.exit_code == 0, shown.output
+    for name, row in found["rows"].items():
+        (line,) = [line for line in shown.stdout.splitlines() if line.startswith(f"icarl ({name})")]
+        numbers = [float(number.replace(",", "")) for number in line.split()[2:]]
+        assert numbers[:3] == pytest.approx([100 * value for value in row["accuracy"]], abs=0.01)
+        assert numbers[3:6] == pytest.approx(
+            [100 * row[key] for key in ("average", "average_without_base", "forgetting")], abs=0.01
+        )
+        assert numbers[6] == pytest.approx(found["storage_bytes"]["total"] / 1e6, abs=0.001)
+    title = shown.stdout.splitlines()[0]
+    assert "digits" in title and "4+3+3" in title and "lucir1993" in title and found["order_hash"] in title
+    assert f"written to {tmp_path / 'run'}" in shown.stderr
+
+
+def test_a_narrow_terminal_breaks_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    result = run("finetune", *QUICK, "--epochs", 1, "-o", tmp_path / "run")
+    row = result.stdout.splitlines()[-1]
+    assert re.fullmatch(r"finetune +(-?[\d.]+ +){9}", row), result.stdout
+
+
+def test_several_methods_give_a_list_and_a_folder_each_and_train_the_base_task_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base_tasks = []
+    train = Descent.run
+
+    def note(self: Descent, *arguments: Any) -> None:
+        base_tasks.extend([self.name] if self.shared else [])
+        train(self, *arguments)
+
+    monkeypatch.setattr(Descent, "run", note)
+    found = learn("joint", "finetune", "--epochs", 2, out=tmp_path / "runs")
+    assert [made["method"] for made in found] == ["joint", "finetune"]
+    for made in found:
+        assert json.loads((tmp_path / "runs" / made["method"] / "run.json").read_text()) == made
+    assert len(base_tasks) == 1
+    assert found[0]["accuracy_matrix"][0] == found[1]["accuracy_matrix"][0]
+    assert len(list((tmp_path / "runs" / "shared").iterdir())) == 1
+
+
+def test_sharing_the_base_task_does_not_change_what_comes_of_it(tmp_path: Path) -> None:
+    together = learn("joint", "finetune", "--epochs", 1, out=tmp_path / "both")[1]
+    alone = learn("finetune", "--epochs", 1, out=tmp_path / "one")
+    assert without_times(together) == without_times(alone)
+
+
+def test_all_stands_for_every_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "names", lambda: ("finetune", "joint"))
+    found = learn("all", "finetune", "--epochs", 1, out=tmp_path / "runs")
+    assert [made["method"] for made in found] == ["finetune", "joint"]
+
+
+def test_without_out_the_folder_is_named_after_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run("finetune", *QUICK, "--epochs", 1, "--seed", 4)
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "runs" / "finetune-digits-2-lucir1993-4" / "run.json").exists()
+
+
+def test_switches_and_settings_end_in_the_settings_of_the_run(tmp_path: Path) -> None:
+    found = learn(
+        "kril", "--no-aux", "--no-kr2", "--single", "--fixed-layers", 3, "--recorder", "raw", "--epochs", 1,
+        "--set", "tail_lr=0.5", "--set", "drops=0.4,0.8", "--set", "flip_replays=true", out=tmp_path / "run",
+    )  # fmt: skip
+    expected = {
+        "aux": 0.0, "kr2": False, "single": True, "fixed_layers": 3, "recorder": "raw", "epochs": 1, "base_epochs": 1,
+        "tail_lr": 0.5, "drops": [0.4, 0.8], "flip_replays": True, "batch_size": 32, "backbone": "resnet8",
+    }  # fmt: skip
+    assert {name: found["settings"][name] for name in expected} == expected
+    kept = json.loads((tmp_path / "run" / "settings.json").read_text())
+    assert kept["settings"] == found["settings"]
+
+
+def test_without_switches_the_settings_are_the_methods_own_and_those_of_the_images(tmp_path: Path) -> None:
+    found = learn("kril", "--recorder", "raw", "--epochs", 1, out=tmp_path / "run")["settings"]
+    assert (found["kr2"], found["single"], found["fixed_layers"], found["aux"]) == (True, False, 5, 2.0)
+
+
+def test_a_setting_goes_to_the_methods_that_have_it(tmp_path: Path) -> None:
+    found = learn("finetune", "icarl", "--epochs", 1, "--set", "exemplars_per_class=2", out=tmp_path / "runs")
+    assert "exemplars_per_class" not in found[0]["settings"] and found[1]["settings"]["exemplars_per_class"] == 2
+
+
+def test_tasks_may_be_given_by_number_or_by_sizes(tmp_path: Path) -> None:
+    common = ("finetune", "--data", "digits", "--device", "cpu", "--epochs", 1, "--json")
+    equal = json.loads(run(*common, "--base-classes", 4, "--tasks", 2, "-o", tmp_path / "a").stdout)
+    sizes = json.loads(run(*common, "--sizes", "2,1x3,5", "-o", tmp_path / "b").stdout)
+    default = json.loads(run(*common, "--tasks", 5, "-o", tmp_path / "c").stdout)
+    assert equal["tasks"] == [4, 3, 3] and sizes["tasks"] == [2, 1, 1, 1, 5] and default["tasks"] == [5, 1, 1, 1, 1, 1]
+    assert [len(row) for row in sizes["accuracy_matrix"]] == [1, 2, 3, 4, 5]
+
+
+def test_the_whole_digits_in_a_process_of_its_own(tmp_path: Path) -> None:
+    """As a script would call it: data on stdout, progress on stderr."""
+    command = ["learn", "finetune", "--data", "digits", "--sizes", "9,1", "--epochs", "1", "--set", "batch_size=256"]
+    source = Path(krnet.__file__).parent.parent
+    done = subprocess.run(
+        [sys.executable, "-m", "krnet", *command, "--device", "cpu", "--json", "-o", str(tmp_path / "run")],
+        capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(source)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["data"] == "digits" and found["tasks"] == [9, 1]
+    for text in ("reading the images", "finetune  task 0 of 1  classifier", "task 1 done: cnn", " %"):
+        assert text in done.stderr
+
+
+def test_quiet_means_silence_on_stderr(tmp_path: Path) -> None:
+    for out, extra in (("a", []), ("b", ["--json"])):
+        result = run("finetune", *QUICK, "--epochs", 1, "-o", tmp_path / out, "--quiet", *extra)
+        assert result.exit_code == 0 and result.stderr == ""
+
+
+def test_tensorboard_logs_hold_the_loss_and_the_accuracy(tmp_path: Path) -> None:
+    loader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    found = learn("finetune", "--epochs", 3, out=tmp_path / "run")
+    kept = loader.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    kept.Reload()
+    tags = kept.Tags()["scalars"]
+    assert "loss/finetune/task 0/classifier" in tags and "loss/finetune/task 2/classifier" in tags
+    logged = [event.value for event in kept.Scalars("accuracy/finetune cnn")]
+    assert logged == pytest.approx(found["accuracy"])
+
+
+# ------------------------------------------------------------------ help
+
+
+def test_list_settings_names_and_describes_every_setting_of_the_methods_and_runs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run("kril", "lucir", "--list-settings")
+    assert result.exit_code == 0, result.output
+    common, kril, lucir = re.split(r"\n\n(?:kril|lucir)\n", result.stdout)
+    for text, config in ((common, base.LearnerConfig), (kril, base.choose("kril").config_class)):
+        words = " ".join(text.split())
+        own = {field.name for field in fields(config)} - (
+            set() if config is base.LearnerConfig else {field.name for field in fields(base.LearnerConfig)}
+        )
+        for name in own:
+            assert f"{name} {describe(config)[name]} [default: " in words
+    assert "last_relu" in lucir and "last_relu" not in kril  # LUCIR's default is another
+    assert "finetune" not in result.stdout
+    assert files(tmp_path) == set()
+
+
+def test_help_opens_with_what_is_written_and_its_example_is_right(tmp_path: Path, monkeypatch: Any) -> None:
+    text = run("--help").stdout
+    assert text.split("\n\n")[1].strip().startswith("Writes ")
+    for name in base.names():
+        assert name in text
+    example = re.search(r"krnet learn (.*)", text.split("Example:")[1])
+    assert example is not None
+    monkeypatch.chdir(tmp_path)
+    done = run(*example[1].split(), "--epochs", 1, *QUICK_KRIL, "--device", "cpu", "--json")
+    assert done.exit_code == 0, done.output
+
+
+# ------------------------------------------------------------------ refusals
+
+REFUSED = {
+    "an unknown method": ("krill", "unknown method 'krill'; did you mean 'kril'?"),
+    "an unknown method among known ones": ("finetune all fine", "unknown method 'fine'"),
+    "an unknown setting": ("finetune --set epoch=3", "unknown setting 'epoch'; did you mean 'epochs'?"),
+    "a setting of another method": ("finetune --set exemplars_per_class=3", "unknown setting 'exemplars_per_class'"),
+    "a switch of another method": ("finetune --no-aux", "unknown setting 'aux'"),
+    "a setting given twice": ("kril --epochs 2 --set epochs=3", "epochs is given twice: 2 and 3"),
+    "a setting out of range": ("finetune --set lr=-1", "lr is -1; expected at least 0"),
+    "a word for a number": ("finetune --epochs 1 --set drops=early", "drops is 'early'"),
+    "no epochs": ("finetune --epochs 0", "epochs is 0; expected at least 1"),
+    "an unknown recorder": ("kril --recorder tape", "recorder is 'tape'; expected one of krnet, raw"),
+    "a setting the recorder has not": ("kril --set recorder_settings=d00=8", "did you mean 'd0'?"),
+    "a recorder's setting without value": ("kril --set recorder_settings=d0", "recorder_settings: 'd0' is not a"),
+    "a cut inside a block": ("kril --fixed-layers 4", "cannot cut after 4 layers; possible: 1, 3, 5, 7"),
+    "an unknown class order": ("finetune --order lucir", "did you mean 'lucir1993'?"),
+    "an order of other classes": ("finetune --order 3,1,2", "the class order lists 3 classes"),
+    "an unknown device": ("finetune --device abacus", "device 'abacus' is not known"),
+    "a seed below 0": ("finetune --seed -1", "seed is -1"),
+    "a preset that no method has": ("finetune --preset own", "preset is 'own'; these methods have none"),
+    "the second of two methods": ("finetune icarl --set ce=new", "ce is 'new'; expected seen"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusal_is_exit_1_with_a_message_and_writes_nothing(tmp_path: Path, case: str) -> None:
+    command, message = REFUSED[case]
+    device = [] if "--device" in command else ["--device", "cpu"]
+    for extra in ([], ["--json"]):
+        result = run(*command.split(), "--data", "digits", "--sizes", "4,3,3", *device, "-o", tmp_path / "run", *extra)
+        assert result.exit_code == 1, result.output
+        assert isinstance(result.exception, SystemExit), result.exception
+        assert result.stdout == ""
+        last = result.stderr.rstrip().splitlines()[-1]
+        assert last.startswith("error: ") and message in last
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--data digit --tasks 2", "unknown data set 'digit'; did you mean 'digits'?"),
+        ("--data digits", "tasks is 10; the base task leaves 5 of 10 classes"),
+        ("--data digits --sizes 4,3", "sizes add up to 7 classes; expected all 10"),
+        ("--data digits --sizes 10,0", "sizes is 0; expected at least 1"),
+    ],
+)
+def test_data_and_tasks_that_do_not_fit_are_refused(tmp_path: Path, options: str, message: str) -> None:
+    result = run("finetune", *options.split(), "-o", tmp_path / "run", "--device", "cpu")
+    assert result.exit_code == 1 and message in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["--sizes 4,3,3 --tasks 2", "--sizes 4,3,3 --base-classes 4", "--sizes four", "--sizes 4,,3", "--set lr", "--no"],
+)
+def test_misuse_is_exit_2_and_writes_nothing(tmp_path: Path, options: str) -> None:
+    result = run("finetune", "--data", "digits", *options.split(), "-o", tmp_path / "run")
+    assert result.exit_code == 2, result.output
+    assert "Error: " in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_holds_a_run_is_refused_and_left_alone(tmp_path: Path) -> None:
+    learn("finetune", "--epochs", 1, out=tmp_path / "run")
+    before = {name: (tmp_path / "run" / name).read_bytes() for name in files(tmp_path / "run")}
+    result = run("finetune", *QUICK, "--epochs", 1, "-o", tmp_path / "run")
+    assert result.exit_code == 1
+    assert f"error: {tmp_path / 'run'}: holds a run already. Give --resume" in result.stderr
+    assert {name: (tmp_path / "run" / name).read_bytes() for name in files(tmp_path / "run")} == before
+
+
+def test_of_several_methods_none_is_learned_if_one_of_the_folders_holds_a_run(tmp_path: Path) -> None:
+    learn("finetune", "--epochs", 1, out=tmp_path / "runs" / "finetune")
+    result = run("joint", "finetune", *QUICK, "--epochs", 1, "-o", tmp_path / "runs")
+    assert result.exit_code == 1 and "finetune: holds a run already" in result.stderr
+    assert not (tmp_path / "runs" / "joint").exists()
+
+
+def test_a_run_json_without_its_settings_is_not_shown_as_the_result(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text('{"method": "finetune"}')
+    for extra in ([], ["--resume"]):
+        assert run("finetune", *QUICK, "--epochs", 1, "-o", tmp_path / "run", *extra).exit_code == 1
+
+
+# ------------------------------------------------------------------ stop and resume
+
+
+@pytest.mark.parametrize(("method", "at"), [("finetune", 2), ("kril", 1), ("kril", 4)])
+def test_ctrl_c_is_exit_130_with_a_hint_and_resume_goes_on_to_the_same_end(
+    tmp_path: Path, method: str, at: int
+) -> None:
+    own = QUICK_KRIL if method == "kril" else []
+    command = (method, *QUICK, *own, "--epochs", 2, "-o", tmp_path / "run", "--json")
+    with ctrl_c_at(at):
+        stopped = run(*command)
+    assert stopped.exit_code == 130 and stopped.stdout == ""
+    assert f"stopped; what was done is in {tmp_path / 'run'}" in stopped.stderr and "--resume" in stopped.stderr
+    assert not (tmp_path / "run" / "run.json").exists()
+
+    # Without --resume it is not overwritten, and other settings do not belong to it.
+    assert run(*command).exit_code == 1
+    other = run(*command, "--resume", "--set", "momentum=0.5")
+    assert other.exit_code == 1 and "made with momentum 0.9; this run has 0.5" in other.stderr
+    resumed = run(*command, "--resume")
+    assert resumed.exit_code == 0, resumed.output
+    straight = learn(method, *own, "--epochs", 2, out=tmp_path / "straight")
+    assert without_times(json.loads(resumed.stdout)) == without_times(straight)
+
+
+def test_several_methods_go_on_where_they_were_stopped(tmp_path: Path) -> None:
+    command = ("finetune", "joint", *QUICK, "--epochs", 2, "-o", tmp_path / "runs", "--json")
+    with ctrl_c_at(4):  # one look at the loss for each task: those of fine-tuning, then joint's second
+        stopped = run(*command)
+    assert stopped.exit_code == 130
+    done = (tmp_path / "runs" / "finetune" / "run.json").read_bytes()
+    resumed = run(*command, "--resume")
+    assert resumed.exit_code == 0, resumed.output
+    assert (tmp_path / "runs" / "finetune" / "run.json").read_bytes() == done
+    straight = learn("finetune", "joint", "--epochs", 2, out=tmp_path / "straight")
+    assert [without_times(made) for made in json.loads(resumed.stdout)] == [without_times(made) for made in straight]
+
+
+def test_resume_of_a_finished_run_shows_it_and_changes_nothing(tmp_path: Path) -> None:
+    found = learn("finetune", "--epochs", 1, out=tmp_path / "run")
+    before = {name: (tmp_path / "run" / name).read_bytes() for name in files(tmp_path / "run")}
+    assert learn("finetune", "--epochs", 1, "--resume", out=tmp_path / "run") == found
+    assert {name: (tmp_path / "run" / name).read_bytes() for name in files(tmp_path / "run")} == before
+
+
+def test_resume_where_nothing_was_begun_begins(tmp_path: Path) -> None:
+    assert learn("finetune", "--epochs", 1, "--resume", out=tmp_path / "run")["method"] == "finetune"
+
+
+# ------------------------------------------------------------------ from Python
+
+
+def test_a_users_own_arrays_are_learned_through_python(tmp_path: Path) -> None:
+    random = np.random.RandomState(0)
+    # Colour images of 12 x 10 pixels, channels last; each class bright in a place of its own.
+    labels = np.arange(60) % 6
+    images = random.randint(0, 60, (60, 12, 10, 3)).astype(np.uint8)
+    for image, label in zip(images, labels):
+        image[2 * label : 2 * label + 2, :, label % 3] = 250
+    made = data.from_arrays(images[:48], labels[:48], images[48:], labels[48:], name="bars", flip=True)
+    split = protocol.split([5, 0, 3, 1, 4, 2], num_classes=6, sizes=[3, 2, 1])
+    settings = {"backbone": "resnet8", "base_epochs": 12, "epochs": 6, "batch_size": 16}
+    found = learning.learn("joint", made, split, out=tmp_path / "run", settings=settings, device="cpu")
+    assert (found["data"], found["order"], found["tasks"]) == ("bars", "custom", [3, 2, 1])
+    assert found["class_order"] == [5, 0, 3, 1, 4, 2]
+    assert found["accuracy"][0] > 0.8
+    assert found["storage_bytes"]["images"] == 48 * 12 * 10 * 3
+    assert found["storage_bytes"]["equivalent_exemplars"] == 48
+    assert json.loads((tmp_path / "run" / "run.json").read_text()) == found
+
+
+def test_learning_leaves_the_callers_random_numbers_alone(tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    split = protocol.split("natural", num_classes=10, sizes=[4, 3, 3])
+    settings = {"backbone": "resnet8", "base_epochs": 1, "epochs": 1}
+    learning.learn("finetune", data.load("digits"), split, out=tmp_path, settings=settings, device="cpu")
+    assert torch.equal(torch.rand(1), expected)

@@ -1,0 +1,69 @@
+"""The numbers that papers print, against an example worked out by hand."""
+
+import json
+
+import pytest
+
+from krnet.scores import CIFAR_IMAGE_BYTES, forgetting, mean, scores, storage
+
+# A base task of 100 test images, then tasks of 20 and 40.
+COUNTS = [100, 20, 40]
+CORRECT = [[80], [60, 15], [50, 20, 30]]
+
+
+@pytest.fixture
+def found():
+    return scores(CORRECT, COUNTS)
+
+
+def test_a_row_of_the_matrix_holds_the_share_of_right_answers_by_task(found):
+    assert found["accuracy_matrix"] == [[0.8], [0.6, 0.75], [0.5, 1.0, 0.75]]
+
+
+def test_accuracy_weighs_every_image_the_same_and_task_mean_every_task(found):
+    assert found["accuracy"] == pytest.approx([80 / 100, 75 / 120, 100 / 160])
+    assert found["task_mean"] == pytest.approx([0.8, (0.6 + 0.75) / 2, (0.5 + 1.0 + 0.75) / 3])
+    assert found["last"] == pytest.approx(0.625)
+    # 0.625 against 0.75: with a large base task the two are far apart.
+    assert found["task_mean"][-1] - found["last"] == pytest.approx(0.125)
+
+
+def test_averages_are_over_tasks_with_and_without_the_base_task(found):
+    assert found["average"] == pytest.approx((0.8 + 0.625 + 0.625) / 3)
+    assert found["average_without_base"] == pytest.approx(0.625)
+    assert found["average_task_mean"] == pytest.approx((0.8 + 0.675 + 0.75) / 3)
+
+
+def test_forgetting_is_from_the_best_before_the_last_task(found):
+    # Base task: best 0.8, now 0.5. Task 1: 0.75, now 1.0, which counts as negative. Task 2: new, not counted.
+    assert found["forgetting"] == pytest.approx((0.3 - 0.25) / 2)
+    assert "best" in found["forgetting_definition"]
+
+
+def test_forgetting_looks_at_the_best_and_not_at_the_first():
+    matrix = [[0.5], [0.9, 0.8], [0.7, 0.6, 1.0], [0.4, 0.7, 0.9, 1.0]]
+    assert forgetting(matrix) == pytest.approx(((0.9 - 0.4) + (0.8 - 0.7) + (1.0 - 0.9)) / 3)
+
+
+def test_after_one_task_there_is_nothing_to_forget_and_no_average_without_it():
+    found = scores([[9]], [10])
+    assert found["last"] == found["average"] == found["task_mean"][0] == 0.9
+    assert found["forgetting"] is None and found["average_without_base"] is None
+
+
+def test_scores_are_plain_fractions_for_json(found):
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert all(0 <= value <= 1 for row in found["accuracy_matrix"] for value in row)
+
+
+def test_the_mean_of_nothing_is_none():
+    assert mean([]) is None and mean([1.0, 2.0]) == 1.5
+
+
+def test_storage_adds_up_its_parts_and_tells_how_many_images_that_would_be():
+    assert storage({"old model": 3072, "exemplars": 6144}) == {
+        "old model": 3072, "exemplars": 6144, "total": 9216, "equivalent_exemplars": 3.0,
+    }  # fmt: skip
+    assert CIFAR_IMAGE_BYTES == 3 * 32 * 32
+    assert storage({"exemplars": 640}, image_bytes=64)["equivalent_exemplars"] == 10
+    assert storage({}) == {"total": 0, "equivalent_exemplars": 0.0}
