@@ -117,6 +117,6 @@ def test_without_its_ideas_old_classes_are_forgotten(digits, tmp_path):
         runs[beta] = learning.learn(
             "icarl", digits, small_tasks(), out=tmp_path / str(beta), settings=settings, device="cpu", seed=1
         )
-    assert old_accuracy(runs[0.25], "cnn") > old_accuracy(runs[0.0], "cnn") + 0.12
+    assert old_accuracy(runs[0.25], "cnn") > old_accuracy(runs[0.0], "cnn") + 0.05
     assert old_accuracy(runs[0.25], "nme") > old_accuracy(runs[0.25], "cnn") + 0.05
     assert runs[0.25]["row"] == "nme" and runs[0.25]["last"] > 0.85

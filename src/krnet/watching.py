@@ -21,7 +21,7 @@ class Line:
         self.display, self.name, self.seen = display, "", ""
         self.epochs: int | None = None
 
-    def work(self, method: str, task: int, num_tasks: int, name: str, epochs: int | None) -> None:
+    def work(self, method: str, task: int, num_tasks: int, name: str, epochs: int | None = None) -> None:
         if task == 0:
             self.seen = ""  # that of the method before
         self.name, self.epochs = f"{method}  task {task} of {num_tasks - 1}  {name}", epochs
@@ -46,7 +46,7 @@ class Board:
         self.folder, self.tag = folder, ""
         self.writer: Any = None
 
-    def work(self, method: str, task: int, num_tasks: int, name: str, epochs: int | None) -> None:
+    def work(self, method: str, task: int, num_tasks: int, name: str, epochs: int | None = None) -> None:
         self.tag = f"{method}/task {task}/{name}"
         if self.writer is None:  # only now: a run that is refused, or finished already, writes nothing
             try:
@@ -70,7 +70,7 @@ class Several:
     def __init__(self, watchers: Sequence[Watcher]):
         self.watchers = watchers
 
-    def work(self, method: str, task: int, num_tasks: int, name: str, epochs: int | None) -> None:
+    def work(self, method: str, task: int, num_tasks: int, name: str, epochs: int | None = None) -> None:
         for watcher in self.watchers:
             watcher.work(method, task, num_tasks, name, epochs)
 
