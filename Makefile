@@ -27,7 +27,7 @@ demo: $(STAMP)
 	.venv/bin/krnet demo --out demo $(ARGS)
 
 test: $(STAMP)
-	$(VENV_PYTHON) -m pytest $(ARGS)
+	$(VENV_PYTHON) -m pytest -n auto --dist loadfile $(ARGS)
 
 lint: $(STAMP)
 	$(VENV_PYTHON) -m ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -184,7 +185,7 @@ def test_l_kr2_looks_through_f2_without_its_classifier(digits, tmp_path, monkeyp
 
 @pytest.mark.parametrize("kind", ["plain", "flip", "crop"])
 def test_new_features_are_f1s_of_the_images_as_they_are_mirrored_or_cropped(digits, tmp_path, kind):
-    flipping = type(digits)(**{**vars(digits), "flip": True})
+    flipping = replace(digits, flip=True)
     learner = make(flipping, tmp_path, new_features=kind)
     learner.model.eval()
     ids = learner.context.task_ids(1)
