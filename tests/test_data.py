@@ -85,7 +85,9 @@ def made(train_images=IMAGES, train_labels=LABELS, test_images=IMAGES[4:8], test
 
 
 @pytest.mark.parametrize("images", [np.asarray, torch.from_numpy], ids=["array", "tensor"])
-@pytest.mark.parametrize("labels", [np.asarray, torch.from_numpy, np.ndarray.tolist, np.uint8], ids=str)
+@pytest.mark.parametrize(
+    "labels", [np.asarray, torch.from_numpy, np.ndarray.tolist, np.uint8], ids=["array", "tensor", "list", "uint8"]
+)
 def test_arrays_and_tensors_give_the_same_data_set(images, labels):
     found = made(images(IMAGES), labels(LABELS), images(IMAGES[4:8]), labels(LABELS[4:8]))
     assert torch.equal(found.train.images, torch.from_numpy(IMAGES))

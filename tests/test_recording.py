@@ -103,7 +103,7 @@ def test_a_table_of_ids_gives_a_table_of_samples(recording, everything):
         [True, False], torch.ones(61, dtype=torch.bool), "5", None, {}, [[1], [2, 3]], [None],
         torch.tensor([1j]), np.array(["a"]), object(),
     ],
-    ids=repr,
+    ids=lambda which: "object" if type(which) is object else repr(which),
 )  # fmt: skip
 def test_what_is_no_sample_of_the_recording_is_refused(recording, which):
     with pytest.raises(UnknownSampleError, match=r"small\.krn: ") as caught:
