@@ -29,7 +29,10 @@ from krnet.files import refuse_overwriting
 from krnet.metrics import fidelity
 from krnet.parallel import pick_device
 from krnet.recorders import krnet as _krnet  # noqa: F401  registers itself
+from krnet.recorders import pca as _pca  # noqa: F401
+from krnet.recorders import quantized as _quantized  # noqa: F401
 from krnet.recorders import raw as _raw  # noqa: F401
+from krnet.recorders import transform as _transform  # noqa: F401
 from krnet.recorders.base import Content, Job, Recorder, choose
 from krnet.replay import PRECISIONS, Recording
 from krnet.samples import Samples

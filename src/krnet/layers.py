@@ -61,7 +61,7 @@ def norm_act(x: Tensor, norm: nn.GroupNorm, skip: Tensor | None = None) -> Tenso
             y = kernels.NormAct.apply(maps, norm.weight, norm.bias, skip, norm.num_groups, norm.eps, NEGATIVE_SLOPE)
             return y if x.ndim == 4 else y.flatten(1)
     y = norm(x)
-    if torch.is_grad_enabled():
+    if torch.is_grad_enabled() or not _fused.get():
         return F.leaky_relu(y if skip is None else y + skip, NEGATIVE_SLOPE)
     # The same in place: fresh memory for each result is half of what a CPU spends on it.
     return F.leaky_relu_(y if skip is None else y.add_(skip), NEGATIVE_SLOPE)

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from krnet import api, ledger, parallel
+from krnet import api, layers, ledger, parallel
 from krnet.config import FitConfig, NetworkConfig
 from krnet.embedding import GroupTable
 from krnet.features import FeatureSource, check_labels, open_features
@@ -205,7 +205,7 @@ def next_step(trainee: KRNetFit, iterations: Iterator[int]) -> Tensor:
 @torch.inference_mode()
 def plain(net: nn.Module, group: Tensor, slot: Tensor) -> Tensor:
     """The network as it is written, in fp32."""
-    with parallel.exact():
+    with parallel.exact(), layers.plain():
         return net(group, slot)
 
 

@@ -1,0 +1,349 @@
+"""What recorders that quantise and entropy-code have in common.
+
+    features --normalise--> [0, 1] --Basis.forward--> numbers (N, columns) --encode--> CodedNumbers --> the file
+    ids -> Reader: the blocks that hold them -> numbers --Basis.inverse--> [0, 1] --denormalise--> features
+
+A recorder brings its settings and its Basis. Numbers are rounded to multiples of one step, and read back at the
+centroid of what was rounded there.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from krnet import parallel
+from krnet.config import check_int, check_range, from_dict
+from krnet.errors import InputError, NotARecordingError, SettingError, TensorShapeError
+from krnet.quantize import (
+    MAX_ALPHABET,
+    MAX_SYMBOL,
+    RESTORE,
+    TABLE_BYTES,
+    Blocks,
+    Tables,
+    group_columns,
+    histograms,
+    to_symbols,
+)
+from krnet.recorders.base import Content, Job, Recorder, Replayer, TensorStore
+from krnet.samples import Samples
+from krnet.scan import denormalise, normalise
+
+PREFIX = "coded."
+CHUNK_BYTES = 16 << 20  # of numbers in hand while fitting
+CACHE_BYTES = 2 << 30  # of symbols that a reader keeps once it has decoded them
+MAX_BLOCK = 256  # rows; bounds what reading one row may take
+SURVEYED = 4096  # rows from which columns are grouped, and sizes guessed
+CENTROID = 127  # parts of a step in which a centroid is kept
+HEADER_BYTES = 6000  # of a recording file, about: its header, labels and probe
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodedConfig:
+    step: float = 1 / 15
+    """Width of a quantisation bin; the range of each channel is 1."""
+    dead_zone: float = 0.5
+    """Where the bin of zero ends, in steps: 0.5 rounds to the nearest, more sends more numbers to zero."""
+    block_size: int = 16
+    """Samples coded together: to read one is to read them all; a block costs 3 bytes beside its symbols."""
+
+    def __post_init__(self) -> None:
+        check_range("step", self.step, 1e-6, 1e3)
+        check_range("dead_zone", self.dead_zone, 0.5, 1)
+        check_int("block_size", self.block_size, 1, MAX_BLOCK)
+
+
+# ------------------------------------------------------------------ numbers, coded
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A matrix to be coded, read a few rows at a time."""
+
+    read: Callable[[Tensor], Tensor]
+    """rows (n,) int64 -> numbers (n, num_columns), on the device"""
+    num_rows: int
+    num_columns: int
+
+    def some(self, most: int) -> Tensor:
+        """All rows, or `most` of them, evenly spaced."""
+        num = min(most, self.num_rows)
+        return torch.linspace(0, self.num_rows - 1, num, dtype=torch.float64).round().long()
+
+    def chunks(self, rows: Tensor, block_size: int) -> Iterator[Tensor]:
+        """Numbers of these rows, whole blocks of about CHUNK_BYTES at once."""
+        num_blocks = max(1, CHUNK_BYTES // (4 * self.num_columns * block_size))
+        yield from map(self.read, rows.split(num_blocks * block_size))
+
+
+@dataclass(frozen=True, eq=False)
+class Survey:
+    """What is known of numbers before they are coded."""
+
+    tables: Tables
+    centroids: np.ndarray
+    """(symbols of all tables,) int8: mean of the numbers of a symbol, less the symbol, in steps / CENTROID."""
+    size_bytes: float
+    """Of tables and streams, to a percent or so."""
+
+
+def survey(numbers: Numbers, config: CodedConfig, *, max_rows: int | None = None) -> Survey:
+    """Group the columns, count the symbols; of all rows, or of at most `max_rows` evenly spaced ones."""
+    few = numbers.some(SURVEYED)
+    met = [histograms(_symbols(chunk, config)) for chunk in numbers.chunks(few, config.block_size)]
+    column = group_columns(torch.stack(met).sum(0), len(few) / numbers.num_rows)
+    num_tables = int(column.max()) + 1
+
+    rows = numbers.some(max_rows or numbers.num_rows)
+    radius = 1
+    tallies = torch.zeros(2, num_tables, 2 * radius + 1, dtype=torch.float64)  # of symbols, and of their rests
+    for chunk in numbers.chunks(rows, config.block_size):
+        symbols = _symbols(chunk, config)
+        wider = max(0, int(symbols.abs().max()) - radius)
+        radius += wider
+        tallies = torch.nn.functional.pad(tallies, (wider, wider))
+        width = 2 * radius + 1
+        index = symbols + (torch.from_numpy(column).to(symbols.device).int() * width + radius)
+        rest = (chunk / config.step - symbols).double()
+        met = [torch.bincount(index.flatten(), w, num_tables * width) for w in (None, rest.flatten())]
+        tallies += torch.stack([m.double().view(num_tables, width).cpu() for m in met])
+
+    counts, rests = tallies.numpy()
+    used = counts.any(0).nonzero()[0]
+    if (most := int(used[-1] - used[0]) + 1) > MAX_ALPHABET:
+        raise _too_fine(config.step, most)
+    tables = Tables.from_counts(column, counts, -radius)
+    spans = [slice(first + radius, first + radius + size) for first, size in _pairs(tables.first, tables.sizes)]
+    means = [rests[t, span] / np.maximum(counts[t, span], 1) for t, span in enumerate(spans)]
+    centroids = np.concatenate(means).clip(-1, 1)
+    bits = tables.bits(counts, -radius) * numbers.num_rows / len(rows)
+    num_blocks = -(-numbers.num_rows // config.block_size)
+    size = bits / 8 + 3 * num_blocks + TABLE_BYTES * len(tables.weights) + 4 * num_tables + len(column)
+    return Survey(tables, np.rint(centroids * CENTROID).astype(np.int8), size)
+
+
+def _pairs(*arrays: np.ndarray) -> Iterator[tuple[int, ...]]:
+    return zip(*(array.tolist() for array in arrays))
+
+
+def _symbols(numbers: Tensor, config: CodedConfig) -> Tensor:
+    largest = numbers.abs().max().item() / config.step + 1
+    if largest > MAX_SYMBOL:  # before they overflow
+        raise _too_fine(config.step, 2 * largest)
+    return to_symbols(numbers, config.step, config.dead_zone)
+
+
+def _too_fine(step: float, found: float) -> SettingError:
+    return SettingError(
+        f"step is {step:g}, which gives {found:.0f} different values; expected at most {MAX_ALPHABET}. "
+        f"Take a step of {step * found / MAX_ALPHABET:.2g} or more, or recorder raw"
+    )
+
+
+def encode(numbers: Numbers, config: CodedConfig, found: Survey) -> CodedNumbers:
+    tables, streams = found.tables, list[bytes]()
+    lowest = tables.first.astype(np.int32)
+    edges = [edge[tables.column] for edge in (lowest, lowest + tables.sizes.astype(np.int32) - 1)]
+    for chunk in numbers.chunks(torch.arange(numbers.num_rows), config.block_size):
+        # A product that rounds otherwise than when it was counted may just miss the last bin of its table.
+        symbols = np.clip(_symbols(chunk, config).cpu().numpy(), *edges)
+        streams += tables.encode(symbols, config.block_size)
+    lengths = np.array([len(stream) for stream in streams])
+    lengths = lengths.astype(np.uint16 if lengths.max() < 2**16 else np.uint32)
+    stream = np.frombuffer(b"".join(streams), np.uint8)
+    return CodedNumbers(Blocks(tables, stream, lengths, numbers.num_rows, config.block_size), found.centroids)
+
+
+@dataclass(frozen=True, eq=False)
+class CodedNumbers:
+    """A matrix of numbers as a file holds it."""
+
+    blocks: Blocks
+    centroids: np.ndarray
+
+    def tensors(self, prefix: str) -> dict[str, Tensor]:
+        tables = self.blocks.tables
+        arrays = {
+            "stream": self.blocks.stream, "lengths": self.blocks.lengths, "column": tables.column,
+            "first": tables.first, "sizes": tables.sizes, "weights": tables.weights, "centroids": self.centroids,
+        }  # fmt: skip
+        return {prefix + name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+
+    @classmethod
+    def load(cls, store: TensorStore, prefix: str, num_rows: int, num_columns: int, block_size: int) -> CodedNumbers:
+        """Refused unless every size follows from the tensors: a file cannot ask for more than it pays for."""
+
+        def get(name: str, dtype: torch.dtype | None, *shape: int) -> np.ndarray:
+            found = store.tensor(prefix + name, shape=shape or None, dtype=dtype)
+            if found.dim() != 1:
+                raise TensorShapeError(
+                    f"tensor {prefix + name!r} has shape {list(found.shape)}; expected one dimension"
+                )
+            return found.numpy()
+
+        column = get("column", torch.uint8, num_columns)
+        first, sizes = get("first", torch.int16), get("sizes", torch.uint16)
+        tables = Tables(column, first, sizes, get("weights", torch.uint16))
+        lengths = get("lengths", None, -(-num_rows // block_size))
+        if lengths.dtype not in (np.uint16, np.uint32):
+            raise TensorShapeError(f"tensor '{prefix}lengths' is {lengths.dtype}; expected uint16 or uint32")
+        blocks = Blocks(tables, get("stream", torch.uint8), lengths, num_rows, block_size)
+        blocks.check()
+        return cls(blocks, get("centroids", torch.int8, len(tables.weights)))
+
+
+class Reader:
+    """Coded numbers by row. What has been decoded is kept, as symbols, where all of them fit in CACHE_BYTES."""
+
+    def __init__(self, coded: CodedNumbers, step: float, device: torch.device):
+        self.blocks, self.device = coded.blocks, device
+        tables = coded.blocks.tables
+        symbols = np.concatenate([np.arange(low, low + size) for low, size in _pairs(tables.first, tables.sizes)])
+        self.values = torch.from_numpy((symbols + coded.centroids / CENTROID) * step).float().to(device)
+        self.starts = torch.from_numpy(tables.starts[tables.column]).int().to(device)  # (columns,)
+        shape = coded.blocks.num_rows, len(tables.column)
+        small = math.prod(shape) * np.dtype(tables.index_dtype).itemsize <= CACHE_BYTES
+        self.known = np.zeros(len(coded.blocks.lengths), bool)
+        # Not touched, and so not in memory, before it is filled.
+        self.cache = np.empty(shape, tables.index_dtype) if small else None
+
+    def read(self, rows: Tensor) -> Tensor:
+        """rows (n,) int64 -> numbers (n, columns) on the device."""
+        index = torch.from_numpy(self._index(rows.numpy())).to(self.device)
+        return self.values[index.int() + self.starts]
+
+    def _index(self, rows: np.ndarray) -> np.ndarray:
+        size = self.blocks.block_size
+        blocks, place = np.unique(rows // size, return_inverse=True)
+        if self.cache is None:
+            if not len(rows):
+                return np.empty((0, len(self.starts)), self.blocks.tables.index_dtype)
+            # Only the last block is shorter, and it comes last.
+            return np.concatenate([self.blocks.read(block) for block in blocks])[place * size + rows % size]
+        for block in blocks[~self.known[blocks]]:
+            self.cache[block * size : (block + 1) * size] = self.blocks.read(block)
+            self.known[block] = True
+        return self.cache[rows]
+
+
+# ------------------------------------------------------------------ recorders
+
+
+class Basis(ABC):
+    """Normalised features to the numbers that are coded, and back."""
+
+    num_columns: int
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> Tensor:
+        """x (n, channels, ...) in [0, 1] -> (n, num_columns)"""
+
+    @abstractmethod
+    def inverse(self, numbers: Tensor) -> Tensor:
+        """(n, num_columns) -> (n, ...): as many values as x had"""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """What the file holds of it."""
+
+
+class CodedReplayer(Replayer):
+    def __init__(self, reader: Reader, basis: Basis, samples: Samples, low: Tensor, high: Tensor):
+        self.reader, self.basis, self.shape, self.low, self.high = reader, basis, samples.shape, low, high
+
+    @torch.inference_mode()
+    def decode(self, ids: Tensor, *, fast: bool = False) -> Tensor:
+        with parallel.exact():
+            found = self.basis.inverse(self.reader.read(ids)).reshape(len(ids), *(self.shape or (1,)))
+        # No feature lies outside [0, 1]: what the basis puts there is nearer at the edge.
+        return denormalise(found.clamp_(0, 1), self.low, self.high).reshape(len(ids), *self.shape)
+
+
+class CodedRecorder(Recorder):
+    """A recorder of quantised, entropy-coded numbers: settings, and a Basis."""
+
+    config_class: ClassVar[type[CodedConfig]]
+    fast_is_exact = True
+
+    def learn(self, job: Job, config: Any) -> Any:
+        """What the basis is made of, and takes long to find: the same for every step."""
+
+    @abstractmethod
+    def basis(self, job: Job, config: Any, learned: Any) -> tuple[Basis, Any]:
+        """The basis, and the settings with all that they left open."""
+
+    @abstractmethod
+    def restore(self, samples: Samples, config: Any, store: TensorStore, low: Tensor, high: Tensor) -> Basis:
+        """The basis from a file; it goes to the device that `low` is on."""
+
+    def fit(self, job: Job) -> Content:
+        for option, given in (("preset", job.preset), ("head", job.head), ("start", job.start)):
+            if given is not None:
+                raise InputError(
+                    f"{option} is given, and recorder {self.name} has no network to use it; leave {option} out"
+                )
+        config = from_dict(self.config_class, job.settings)
+        started = time.perf_counter()
+        with parallel.exact(), torch.inference_mode():
+            basis, config = self.basis(job, config, self.learn(job, config))
+            numbers = numbers_of(job, basis)
+            coded = encode(numbers, config, survey(numbers, config))
+        tensors = {"low": job.stats.low, "high": job.stats.high, **basis.tensors(), **coded.tensors(PREFIX)}
+        return Content(tensors=tensors, settings=asdict(config), seconds=time.perf_counter() - started)
+
+    def size_bytes(self, job: Job, settings: Mapping[str, Any], learned: Any = None, max_rows: int = SURVEYED) -> int:
+        """About how large a file `fit` would make, without coding it.
+
+        From `max_rows` samples; `learned` is what `learn` gave for the same features. For a search among settings.
+        """
+        config = from_dict(self.config_class, settings)
+        with parallel.exact(), torch.inference_mode():
+            basis, config = self.basis(job, config, learned or self.learn(job, config))
+            found = survey(numbers_of(job, basis), config, max_rows=max_rows)
+        own = sum(tensor.nbytes for tensor in basis.tensors().values())
+        return round(found.size_bytes + own + HEADER_BYTES)
+
+    def replay(
+        self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device
+    ) -> CodedReplayer:
+        try:
+            config = from_dict(self.config_class, settings)
+        except InputError as error:
+            raise NotARecordingError(f"settings of recorder {self.name} refused: {error}. {RESTORE}") from error
+        shape = ((samples.shape or (1,))[0],)
+        low, high = (store.tensor(name, shape=shape, dtype=torch.float32).to(device) for name in ("low", "high"))
+        basis = self.restore(samples, config, store, low, high)
+        coded = CodedNumbers.load(store, PREFIX, samples.num_samples, basis.num_columns, config.block_size)
+        return CodedReplayer(Reader(coded, config.step, device), basis, samples, low, high)
+
+
+def numbers_of(job: Job, basis: Basis) -> Numbers:
+    return Numbers(lambda ids: basis.forward(normalised(job, ids)), len(job.source), basis.num_columns)
+
+
+def normalised(job: Job, ids: Tensor) -> Tensor:
+    """Features (n, channels, ...) in [0, 1], on the job's device."""
+    values = job.source.read(ids).to(job.device)
+    return normalise(values.reshape(len(ids), *(job.source.shape or (1,))), job.stats.low, job.stats.high)
+
+
+def all_normalised(job: Job) -> Iterator[Tensor]:
+    for ids in torch.arange(len(job.source)).split(max(1, CHUNK_BYTES // (4 * math.prod(job.source.shape)))):
+        yield normalised(job, ids)
+
+
+def mean_map(job: Job) -> Tensor:
+    """Mean of all samples, normalised: (channels, ...) float32."""
+    total = torch.zeros(job.source.shape or (1,), dtype=torch.float64, device=job.device)
+    for x in all_normalised(job):
+        total += x.sum(0, dtype=torch.float64)
+    return (total / len(job.source)).float()

@@ -1,0 +1,161 @@
+"""Principal components of whole maps: k numbers a sample, and k maps to add up.
+
+    x (values,) in [0, 1] -> minus the mean map -> coordinates along k axes -> step -> ANS
+    mean + sum over k of coordinate_k axis_k -> x
+
+The axes are orthonormal, so that one step serves all coordinates: narrow ones take few bits by themselves. The axes are
+coded, too. An axis' error matters as much as its coordinates are wide, so each is scaled by its standard deviation and
+all are rounded to step / sqrt(N): with N samples to share them, a bit more for the axes then gains as much as a bit
+more for the coordinates. (Stored as fp16 with coordinates of 8 bits, the same R2 takes four times the bytes.)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from krnet.config import check_int
+from krnet.errors import NotARecordingError, OversizedRecordingError, SettingError
+from krnet.quantize import RESTORE
+from krnet.recorders._coded import (
+    MAX_BLOCK,
+    Basis,
+    CodedConfig,
+    CodedNumbers,
+    CodedRecorder,
+    Numbers,
+    Reader,
+    all_normalised,
+    encode,
+    mean_map,
+    survey,
+)
+from krnet.recorders.base import Job, TensorStore, register
+from krnet.samples import Samples
+
+AXES = "axes."
+WORTH = 0.45  # steps of standard deviation from which an axis is kept: fewer save less than they cost
+EXACT = 8192  # values of a sample up to which all axes are found, from a matrix of values x values
+SKETCHED = 1024  # axes looked for in larger samples, if the settings do not say
+OVERSAMPLED, PASSES = 32, 4  # of the sketch: Halko et al. 2011
+FINEST = 2000  # steps on either side that an axis may have: a 12-bit axis is as good as a float
+SMALL = 1 << 24  # numbers that a basis may have whatever the size of its file
+NUMBERS_PER_BYTE = 1 << 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class PCAConfig(CodedConfig):
+    step: float = 0.2
+    components: int | None = None
+    """Axes kept; by default those along which the features vary by more than 0.45 steps (standard deviation)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.components is not None:
+            check_int("components", self.components, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Axes:
+    """Principal axes, the widest first."""
+
+    mean: Tensor  # (values,)
+    axes: Tensor  # (k, values)
+    std: Tensor  # (k,) of the coordinates
+
+
+def principal_axes(job: Job, components: int | None) -> Axes:
+    """Of all samples: every axis of small ones, the widest `components` of large ones."""
+    num_values = math.prod(job.source.shape)
+    mean = mean_map(job).flatten()
+    if num_values <= EXACT:
+        covariance = torch.zeros(num_values, num_values, device=job.device)
+        for x in all_normalised(job):
+            x = x.flatten(1) - mean
+            covariance.addmm_(x.T, x)
+        variances, axes = torch.linalg.eigh(covariance)
+    else:
+        wanted = min(len(job.source), num_values, (components or SKETCHED) + OVERSAMPLED)
+        generator = torch.Generator().manual_seed(job.fit.seed)
+        axes = torch.randn(num_values, wanted, generator=generator).to(job.device)
+
+        def spread(axes: Tensor) -> Tensor:
+            """The covariance matrix times the axes, without making that matrix."""
+            found = torch.zeros_like(axes)
+            for x in all_normalised(job):
+                x = x.flatten(1) - mean
+                found.addmm_(x.T, x @ axes)
+            return found
+
+        for _ in range(PASSES):
+            axes = torch.linalg.qr(spread(axes))[0]
+        variances, turned = torch.linalg.eigh(axes.T @ spread(axes))
+        axes = axes @ turned
+    std = (variances.flip(0) / len(job.source)).clamp(min=0).sqrt()
+    return Axes(mean, axes.T.flip(0), std)
+
+
+class Components(Basis):
+    def __init__(self, mean: Tensor, scale: Tensor, coded: CodedNumbers, axes: Tensor | None = None):
+        """mean (values,) float16; scale (k,); coded: the axes, scaled, (values, k); axes (k, values): not yet coded."""
+        self.mean, self.scale, self.coded = mean, scale, coded
+        self.num_columns = len(scale)
+        scaled = Reader(coded, 1.0, mean.device).read(torch.arange(len(mean)))
+        self.restored = (scaled / scale).T.contiguous()  # (k, values)
+        self.axes = self.restored if axes is None else axes
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.flatten(1) - self.mean.float()) @ self.axes.T
+
+    def inverse(self, numbers: Tensor) -> Tensor:
+        return torch.addmm(self.mean.float(), numbers, self.restored)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"mean": self.mean, "scale": self.scale, **self.coded.tensors(AXES)}
+
+
+@register
+class PCARecorder(CodedRecorder):
+    name = "pca"
+    config_class = PCAConfig
+    setting_names = frozenset(f.name for f in fields(PCAConfig))
+
+    def learn(self, job: Job, config: PCAConfig) -> Axes:
+        most = min(math.prod(job.source.shape), len(job.source))
+        if config.components is not None and config.components > most:
+            raise SettingError(
+                f"components is {config.components}; {len(job.source)} samples of shape {job.source.shape} have at "
+                f"most {most}"
+            )
+        return principal_axes(job, config.components)
+
+    def basis(self, job: Job, config: PCAConfig, learned: Axes) -> tuple[Components, PCAConfig]:
+        num_kept = config.components or max(1, int((learned.std > WORTH * config.step).sum()))
+        assert num_kept <= len(learned.axes), f"{num_kept} axes of {len(learned.axes)} that were learned"
+        axes, std = learned.axes[:num_kept], learned.std[:num_kept]
+        std = torch.where(std > 0, std, 1.0)
+        wide = (axes * std[:, None]).abs().max().item()
+        scale = std / max(config.step / math.sqrt(len(job.source)), wide / FINEST)
+        scaled = (axes * scale[:, None]).T  # (values, k), to be rounded to whole numbers
+        whole = CodedConfig(step=1.0, block_size=MAX_BLOCK)
+        numbers = Numbers(lambda rows: scaled[rows.to(scaled.device)], *scaled.shape)
+        basis = Components(learned.mean.half(), scale, encode(numbers, whole, survey(numbers, whole)), axes)
+        return basis, replace(config, components=num_kept)
+
+    def restore(self, samples: Samples, config: PCAConfig, store: TensorStore, low: Tensor, high: Tensor) -> Components:
+        num_kept, num_values = config.components, math.prod(samples.shape)
+        if num_kept is None:
+            raise NotARecordingError(f"the number of components is missing. {RESTORE}")
+        mean = store.tensor("mean", shape=(num_values,), dtype=torch.float16).to(low.device)
+        scale = store.tensor("scale", shape=(num_kept,), dtype=torch.float32).to(low.device)
+        coded = CodedNumbers.load(store, AXES, num_values, num_kept, MAX_BLOCK)
+        most = SMALL + NUMBERS_PER_BYTE * len(coded.blocks.stream)
+        if num_kept * num_values > most:
+            raise OversizedRecordingError(
+                f"{num_kept} components of {num_values} values in {len(coded.blocks.stream)} bytes; expected at most "
+                f"{most} numbers. {RESTORE}"
+            )
+        return Components(mean, scale, coded)

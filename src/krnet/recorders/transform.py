@@ -1,0 +1,92 @@
+"""Transform coding: channels decorrelated by their covariance, positions by a cosine transform, one step for all.
+
+    x (C, h, w) in [0, 1] -> minus the mean map -> KLT over channels -> DCT-II over h and w -> step -> ANS
+
+Both transforms are orthonormal: an error of a coefficient is as large in the features, so that one step serves all.
+Features without positions have the KLT alone; those with more axes a DCT along each.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from krnet.errors import InputError, OversizedRecordingError
+from krnet.recorders._coded import Basis, CodedConfig, CodedRecorder, all_normalised, mean_map
+from krnet.recorders.base import Job, TensorStore, register
+from krnet.samples import Samples
+
+MAX_SIZE = 4096  # of an axis: its transform is a matrix of size x size
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformConfig(CodedConfig):
+    step: float = 0.18
+
+
+class KLTxDCT(Basis):
+    def __init__(self, shape: tuple[int, ...], mean: Tensor, klt: Tensor):
+        self.shape, self.num_columns = shape, math.prod(shape)
+        self.mean, self.klt = mean, klt  # (C, h, w) and (C, C), both float16: row k is axis k
+        self.dcts = [dct(size).to(mean.device) for size in shape[1:]]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._along_axes(x - self.mean.float(), transpose=False).flatten(1)
+
+    def inverse(self, numbers: Tensor) -> Tensor:
+        return self._along_axes(numbers.view(-1, *self.shape), transpose=True) + self.mean.float()
+
+    def _along_axes(self, x: Tensor, transpose: bool) -> Tensor:
+        for axis, matrix in enumerate([self.klt.float(), *self.dcts], start=1):
+            x = torch.tensordot(x, matrix, ([axis], [0 if transpose else 1])).movedim(-1, axis)
+        return x
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"mean": self.mean, "klt": self.klt}
+
+
+def dct(size: int) -> Tensor:
+    """The orthonormal DCT-II (frequencies, positions)."""
+    k = torch.arange(size, dtype=torch.float64)
+    matrix = (math.pi / size * k[:, None] * (k + 0.5)).cos() * math.sqrt(2 / size)
+    matrix[0] /= math.sqrt(2)
+    return matrix.float()
+
+
+@register
+class TransformRecorder(CodedRecorder):
+    name = "transform"
+    config_class = TransformConfig
+    setting_names = frozenset(f.name for f in fields(TransformConfig))
+
+    def learn(self, job: Job, config: TransformConfig) -> KLTxDCT:
+        """Principal axes of the channels, over all samples and positions."""
+        shape = job.source.shape or (1,)
+        if max(shape) > MAX_SIZE:
+            raise InputError(
+                f"features of shape {shape}; recorder transform needs a matrix of size x size for every axis, and "
+                f"takes sizes of at most {MAX_SIZE}. Take recorder pca or quantized"
+            )
+        mean = mean_map(job)
+        covariance = torch.zeros(shape[0], shape[0], device=job.device)
+        for x in all_normalised(job):
+            x = (x - mean).movedim(0, 1).flatten(1)  # (C, n h w)
+            covariance += x @ x.T
+        _, axes = torch.linalg.eigh(covariance.double())
+        return KLTxDCT(shape, mean.half(), axes.T.flip(0).half())
+
+    def basis(self, job: Job, config: TransformConfig, learned: KLTxDCT) -> tuple[KLTxDCT, TransformConfig]:
+        return learned, config
+
+    def restore(
+        self, samples: Samples, config: TransformConfig, store: TensorStore, low: Tensor, high: Tensor
+    ) -> KLTxDCT:
+        shape = samples.shape or (1,)
+        if max(shape) > MAX_SIZE:
+            raise OversizedRecordingError(f"shape {shape}; expected sizes of at most {MAX_SIZE}. Record again")
+        mean = store.tensor("mean", shape=shape, dtype=torch.float16)
+        klt = store.tensor("klt", shape=(shape[0], shape[0]), dtype=torch.float16)
+        return KLTxDCT(shape, mean.to(low.device), klt.to(low.device))

@@ -1,0 +1,493 @@
+"""Recorders that quantise and entropy-code: one contract for quantized, transform and pca, then what is their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import krnet
+from forge import rewrite_metadata
+from krnet import archive, cli
+from krnet.config import FitConfig
+from krnet.errors import (
+    ChecksumError,
+    InputError,
+    NotARecordingError,
+    OversizedRecordingError,
+    RecordingError,
+    SettingError,
+    TensorShapeError,
+)
+from krnet.features import open_features
+from krnet.quantize import Tables
+from krnet.recorders import _coded, pca, transform
+from krnet.recorders.base import Job, choose
+from krnet.samples import Samples
+from krnet.scan import normalise, scan
+from maps import relu_maps, signed_maps
+
+RECORDERS = ("quantized", "transform", "pca")
+every_recorder = pytest.mark.parametrize("recorder", RECORDERS)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> dict[str, Path]:
+    """One file of each recorder, all of the same features: copy before changing."""
+    features, labels = maps()
+    folder = tmp_path_factory.mktemp("coded")
+    for recorder in RECORDERS:
+        krnet.record(features, labels, recorder=recorder, out=folder / f"{recorder}.krn", step=0.1)
+    return {recorder: folder / f"{recorder}.krn" for recorder in RECORDERS}
+
+
+@pytest.fixture
+def own(files, tmp_path) -> Callable[[str], Path]:
+    """A copy of a recorder's file."""
+
+    def copied(recorder: str) -> Path:
+        path = tmp_path / files[recorder].name
+        path.write_bytes(files[recorder].read_bytes())
+        return path
+
+    return copied
+
+
+def maps() -> tuple[torch.Tensor, torch.Tensor]:
+    features, labels = relu_maps(150, (6, 8, 7))
+    return features, labels + 10
+
+
+def job_for(features: torch.Tensor, **settings) -> Job:
+    source = open_features(features)
+    samples = Samples(len(source), source.shape, None)
+    return Job(
+        source=source, samples=samples, stats=scan(source), fit=FitConfig(), device=torch.device("cpu"),
+        settings=settings,
+    )  # fmt: skip
+
+
+def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
+    assert found.shape == expected.shape and found.dtype == torch.float32
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def rewrite(path: Path, **changes: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Write the file anew, checksums and all, with some of its tensors changed: `__` in a name stands for a dot."""
+    kept = archive.open_archive(path)
+    tensors = {name: kept.tensor(name) for name in kept.names}
+    for name, change in changes.items():
+        name = name.replace("__", ".")
+        tensors[name] = change(tensors[name].clone())
+    archive.write(path, tensors, kept.metadata)
+
+
+def damage(stream: torch.Tensor) -> torch.Tensor:
+    stream[::3] = stream[::3] ^ 85
+    return stream
+
+
+# ------------------------------------------------------------------ what comes back
+
+
+@every_recorder
+def test_replays_are_near_the_features_and_the_file_is_far_smaller(files, recorder):
+    features, labels = maps()
+    recording = krnet.open(files[recorder])
+    info = recording.info()
+    assert info["bytes"] == os.stat(files[recorder]).st_size < features.nbytes / 8
+    assert info["r2"] > 0.9 and info["fast_extra_mse"] == 0
+    assert torch.equal(recording.labels, labels) and recording.shape == (6, 8, 7)
+    report = krnet.verify(files[recorder], features)
+    assert report["same_features"] and report["mse"] == pytest.approx(info["mse"], rel=1e-5)
+
+
+@every_recorder
+def test_any_order_and_any_batch_give_the_same_samples(files, recorder):
+    recording = krnet.open(files[recorder])
+    everything = recording[:]
+    order = torch.randperm(150, generator=torch.Generator().manual_seed(1))
+    for size in (1, 7, 150):
+        fresh = krnet.open(files[recorder])
+        assert_near(torch.cat([fresh[ids] for ids in order.split(size)]), everything[order])
+    assert_near(recording[[3, 3, -1]], everything[[3, 3, 149]])
+    assert recording[[]].shape == (0, 6, 8, 7)
+    assert_near(recording.replay(torch.tensor([9]), "fast"), everything[9:10])
+
+
+@every_recorder
+def test_one_sample_is_read_from_its_own_block(files, recorder, monkeypatch):
+    expected = krnet.open(files[recorder])[:]
+    recording = krnet.open(files[recorder])
+    recording[0]  # with it the basis is read
+    calls = []
+    decode = Tables.decode
+    monkeypatch.setattr(Tables, "decode", lambda self, *given: calls.append(1) or decode(self, *given))
+    assert_near(recording[100][None], expected[100:101])
+    assert len(calls) == 1
+    recording[:], recording[:]
+    assert len(calls) == -(-150 // 16) - 1  # each block once
+
+
+@every_recorder
+def test_what_is_too_large_to_keep_is_decoded_each_time_and_the_same(files, recorder, monkeypatch):
+    expected = krnet.open(files[recorder])[:]
+    monkeypatch.setattr(_coded, "CACHE_BYTES", 0)
+    recording = krnet.open(files[recorder])
+    assert_near(recording[[149, 2, 70, 2]], expected[[149, 2, 70, 2]])
+    assert_near(recording[:], expected)
+    assert recording[[]].shape == (0, 6, 8, 7)
+
+
+def test_another_process_reads_the_same(files, tmp_path):
+    script = "import sys, torch, krnet; torch.save([krnet.open(p)[:] for p in sys.argv[2:]], sys.argv[1])"
+    paths = [str(files[recorder]) for recorder in RECORDERS]
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "all.pt"), *paths], check=True)
+    for recorder, found in zip(RECORDERS, torch.load(tmp_path / "all.pt")):
+        assert_near(found, krnet.open(files[recorder])[:])
+        copied = pickle.loads(pickle.dumps(krnet.open(files[recorder])))  # as a DataLoader does
+        assert torch.equal(copied[5:9], krnet.open(files[recorder])[5:9])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@every_recorder
+def test_a_gpu_fits_and_reads_as_a_cpu_does(files, recorder, tmp_path):
+    on_gpu, on_cpu = (krnet.open(files[recorder], device)[:].cpu() for device in ("cuda", "cpu"))
+    assert (on_gpu - on_cpu).abs().max() <= 1e-4 * on_cpu.abs().max()
+    made = krnet.record(*maps(), recorder=recorder, out=tmp_path / "x.krn", step=0.1, device="cuda")
+    assert made.info()["r2"] == pytest.approx(krnet.open(files[recorder]).info()["r2"], abs=1e-3)
+
+
+@every_recorder
+@pytest.mark.parametrize("shape", [(), (7,), (4, 5, 3), (2, 3, 4, 5), (3, 1, 6)], ids=str)
+def test_features_of_any_shape_are_recorded(recorder, shape):
+    features = torch.randn(40, *shape).relu() * 50
+    recording = krnet.record(features, recorder=recorder, step=0.01)
+    assert recording[:].shape == features.shape
+    assert recording.info()["r2"] > 0.999
+
+
+@every_recorder
+def test_constant_features_and_single_samples_are_exact(recorder, tmp_path):
+    constant = torch.full((30, 3, 4), 7.25)
+    krnet.record(constant, recorder=recorder, out=tmp_path / "x.krn")
+    assert torch.equal(krnet.open(tmp_path / "x.krn")[:], constant)
+    single = torch.randn(1, 3, 4)  # each channel has a range of its own, and here it is not a point
+    found = krnet.record(single, recorder=recorder, step=1e-3)[:]
+    assert (found - single).abs().max() < 0.01
+    half = torch.randn(50, 2, 3)
+    half[:, 1] = -3.5
+    assert torch.equal(krnet.record(half, recorder=recorder)[:][:, 1], half[:, 1])
+
+
+@every_recorder
+def test_signed_features_and_other_types_are_recorded(recorder):
+    features = signed_maps(100)[0]
+    recording = krnet.record(features.to(torch.bfloat16), recorder=recorder, step=0.02)
+    assert recording.info()["r2"] > 0.97 and recording[:].min() < 0
+
+
+# ------------------------------------------------------------------ rate and error
+
+
+@every_recorder
+def test_more_bytes_give_a_better_replay(recorder):
+    features, labels = maps()
+    points = [krnet.record(features, labels, recorder=recorder, step=step).info() for step in (0.4, 0.2, 0.1, 0.03)]
+    for worse, better in pairwise(points):
+        assert worse["bytes"] < better["bytes"] and worse["r2"] < better["r2"]
+
+
+@pytest.mark.parametrize(("recorder", "share"), [("quantized", 1), ("transform", 1), ("pca", 6 / 16)])
+def test_the_error_of_rounding_is_that_of_uniform_noise(recorder, share):
+    """step^2 / 12 for each number that is coded, as orthonormal transforms keep it; here pca codes 6 of 16."""
+    mixing = torch.randn(6, 16)
+    features = (torch.randn(3000, 6) @ mixing).view(3000, 4, 2, 2)
+    more = {"components": 6} if recorder == "pca" else {}
+    info = krnet.record(features, recorder=recorder, step=0.02, dead_zone=0.5, **more).info()
+    assert info["mse"] == pytest.approx(0.02**2 / 12 * share, rel=0.06)
+
+
+def test_replays_are_at_the_centroids_of_their_bins():
+    """Values that thin out: the middle of a bin lies above what is in it."""
+    features = torch.distributions.Exponential(1.0).sample((2000, 3))
+    recording = krnet.record(features, recorder="quantized", step=0.1, dead_zone=0.5)
+    x = normalise(features, features.amin(0), features.amax(0))
+    found = normalise(recording[:], features.amin(0), features.amax(0))
+    middles = (x / 0.1).round() * 0.1
+    assert (found - x).square().mean() < 0.9 * (middles - x).square().mean()
+    for value in found[:, 0].unique()[:4]:
+        assert x[found[:, 0] == value, 0].mean() == pytest.approx(float(value), abs=0.02)
+
+
+def test_the_zero_of_signed_features_is_the_middle_of_a_bin():
+    features = torch.randn(500, 4)
+    features[::2] = 0
+    found = krnet.record(features, recorder="quantized", step=0.2, dead_zone=0.75)[:]
+    assert (found[::2].abs() < 0.1 * features.std()).all()
+
+
+def test_a_dead_zone_takes_fewer_bytes_at_the_same_error():
+    """Half of the values are zero, as after a ReLU."""
+    features = torch.randn(2000, 4, 3, 3).relu()
+    plain = krnet.record(features, recorder="quantized", step=0.1, dead_zone=0.5).info()
+    dead = krnet.record(features, recorder="quantized", step=0.09, dead_zone=0.75).info()
+    assert dead["bytes"] < 0.99 * plain["bytes"] and dead["mse"] < plain["mse"]
+
+
+@every_recorder
+def test_the_size_is_told_before_anything_is_coded(recorder, tmp_path):
+    features = relu_maps(1500, (6, 8, 7))[0]
+    for settings in ({"step": 0.05}, {"step": 0.2, "block_size": 3}):
+        path = tmp_path / "x.krn"
+        krnet.record(features, recorder=recorder, out=path, **settings)
+        chosen = choose(recorder)
+        job = job_for(features)
+        told = chosen.size_bytes(job, settings)
+        assert told == pytest.approx(path.stat().st_size, rel=0.02, abs=3000)
+        learned = chosen.learn(job, chosen.config_class(**settings))
+        assert chosen.size_bytes(job, settings, learned) == told
+        assert chosen.size_bytes(job, settings, learned, max_rows=300) == pytest.approx(told, rel=0.05)
+
+
+@every_recorder
+def test_features_that_take_several_readings_are_recorded_as_well(files, recorder, monkeypatch, tmp_path):
+    monkeypatch.setattr(_coded, "CHUNK_BYTES", 4 * 336 * 16)  # one block of 16 samples
+    krnet.record(*maps(), recorder=recorder, out=tmp_path / "x.krn", step=0.1)
+    # The axes of a covariance that was added up otherwise may be turned a little.
+    parts, whole = krnet.open(tmp_path / "x.krn").info(), krnet.open(files[recorder]).info()
+    assert parts["r2"] == pytest.approx(whole["r2"], abs=1e-4)
+    assert parts["bytes"] == pytest.approx(whole["bytes"], rel=1e-3)
+
+
+@every_recorder
+def test_recording_twice_gives_the_same_tensors(files, recorder, tmp_path):
+    krnet.record(*maps(), recorder=recorder, out=tmp_path / "x.krn", step=0.1)
+    one, other = (archive.open_archive(path) for path in (files[recorder], tmp_path / "x.krn"))
+    assert all(torch.equal(one.tensor(name), other.tensor(name)) for name in one.names)
+
+
+def test_blocks_beyond_64_kilobytes_are_recorded(tmp_path):
+    features = torch.rand(20, 4, 64, 64)
+    krnet.record(features, recorder="quantized", step=1 / 255, out=tmp_path / "x.krn")
+    assert archive.open_archive(tmp_path / "x.krn").spec("coded.lengths")[0] == torch.uint32
+    assert (krnet.open(tmp_path / "x.krn")[:] - features).abs().max() < 1 / 255
+
+
+def test_large_samples_have_their_axes_from_a_sketch_that_is_as_good(monkeypatch):
+    features = relu_maps(200, (6, 8, 7))[0]
+    exact = krnet.record(features, recorder="pca", step=0.1, components=20).info()
+    monkeypatch.setattr(pca, "EXACT", 100)
+    sketched = krnet.record(features, recorder="pca", step=0.1, components=20).info()
+    assert sketched["r2"] == pytest.approx(exact["r2"], abs=2e-3)
+    assert krnet.record(features, recorder="pca", step=0.1).info()["settings"]["components"] > 20
+    assert krnet.record(features[:15], recorder="pca", step=0.1).info()["r2"] > 0.9  # fewer samples than axes
+
+
+def test_the_axes_of_pca_are_those_of_an_svd():
+    features = relu_maps(200, (6, 8, 7))[0]
+    x = normalise(features, features.amin((0, 2, 3)), features.amax((0, 2, 3))).flatten(1)
+    _, s, v = torch.linalg.svd(x - x.mean(0), full_matrices=False)
+    found = pca.principal_axes(job_for(features), None)
+    assert torch.allclose(found.std[:10], s[:10] / 200**0.5, rtol=1e-3)
+    assert torch.allclose((found.axes[:10] * v[:10]).sum(1).abs(), torch.ones(10), atol=1e-2)
+
+
+def test_the_cosine_transform_is_orthonormal_and_begins_with_the_mean():
+    for size in (1, 2, 7, 8):
+        matrix = transform.dct(size)
+        assert torch.allclose(matrix @ matrix.T, torch.eye(size), atol=1e-6)
+        assert torch.allclose(matrix[0], torch.full((size,), size**-0.5))
+
+
+# ------------------------------------------------------------------ what makes no sense
+
+
+@every_recorder
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"step": 0}, "step is 0"), ({"step": "a"}, "step is 'a'"), ({"step": True}, "step is True"),
+        ({"step": float("nan")}, "step is nan"), ({"dead_zone": 0.4}, "dead_zone is 0.4; expected 0.5 to 1"),
+        ({"block_size": 0}, "block_size is 0"), ({"block_size": 257}, "block_size is 257; expected 1 to 256"),
+        ({"block_size": 2.5}, "block_size is 2.5"), ({"stepp": 1}, "did you mean 'step'"), ({"d0": 8}, "'d0'"),
+        ({"step": 1e-5}, r"step is 1e-05, which gives \d+ different values; expected at most 4096. Take a step of"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_settings_that_make_no_sense_are_refused(recorder, settings, why):
+    with pytest.raises(SettingError, match=why):
+        krnet.record(maps()[0][:40], recorder=recorder, **settings)
+
+
+@pytest.mark.parametrize("components", [0, -1, 1.5, True, 41, "all"], ids=repr)
+def test_components_that_the_features_cannot_have_are_refused(components):
+    with pytest.raises(SettingError, match="components is"):
+        krnet.record(maps()[0][:40], recorder="pca", components=components)
+
+
+@every_recorder
+def test_a_preset_a_head_or_a_recording_to_start_from_is_refused(files, recorder, tmp_path):
+    for name, value in {"preset": "cifar100", "head": torch.nn.Identity(), "start": files[recorder]}.items():
+        with pytest.raises(InputError, match=f"{name} is given, and recorder {recorder} has no network"):
+            krnet.record(*maps(), recorder=recorder, out=tmp_path / "x.krn", **{name: value})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_transform_refuses_axes_too_long_for_a_matrix():
+    with pytest.raises(InputError, match=r"shape \(5000,\).*at most 4096.*pca or quantized"):
+        krnet.record(torch.rand(3, 5000), recorder="transform")
+
+
+# ------------------------------------------------------------------ files that are damaged or forged
+
+
+@every_recorder
+def test_a_changed_byte_fails_the_checksum(own, recorder):
+    path = own(recorder)
+    content = bytearray(path.read_bytes())
+    content[-200] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ChecksumError):
+        krnet.open(path)[:]
+
+
+@every_recorder
+def test_streams_that_do_not_decode_are_refused_by_name(own, recorder):
+    path = own(recorder)
+    rewrite(path, coded__stream=damage)
+    with pytest.raises(NotARecordingError, match="a block of"):
+        krnet.open(path)[:]
+
+
+@every_recorder
+@pytest.mark.parametrize(
+    ("name", "change", "error"),
+    [
+        ("weights", lambda t: t.int().add(1).to(torch.uint16), NotARecordingError),
+        ("weights", lambda t: t[:-1], NotARecordingError),
+        ("weights", lambda t: t.int(), TensorShapeError),
+        ("sizes", lambda t: (t.int() * 0).to(torch.uint16), NotARecordingError),
+        ("first", lambda t: t[None], TensorShapeError),
+        ("first", lambda t: t[:0], NotARecordingError),
+        ("column", lambda t: t + 200, NotARecordingError),
+        ("column", lambda t: t[1:], TensorShapeError),
+        ("lengths", lambda t: t.long(), TensorShapeError),
+        ("lengths", lambda t: t[1:].clone(), TensorShapeError),
+        ("lengths", lambda t: t.int().add(1).to(torch.uint16), NotARecordingError),
+        ("stream", lambda t: t[1:].clone(), NotARecordingError),
+        ("centroids", lambda t: t[1:].clone(), TensorShapeError),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_tensors_that_do_not_fit_together_are_refused(own, recorder, name, change, error):
+    path = own(recorder)
+    rewrite(path, **{f"coded__{name}": change})
+    with pytest.raises(error):
+        krnet.open(path)[0]
+
+
+@every_recorder
+@pytest.mark.parametrize(
+    "changes", [{"step": 0}, {"step": "x"}, {"block_size": 0}, {"block_size": 10**9}, {"more": 1}], ids=str
+)
+def test_settings_that_no_recorder_writes_are_refused(own, recorder, changes):
+    path = own(recorder)
+    rewrite_metadata(path, lambda metadata: metadata["settings"].update(changes))
+    with pytest.raises(NotARecordingError, match=rf"{recorder}\.krn: settings of recorder {recorder} refused"):
+        krnet.open(path)[0]
+
+
+@every_recorder
+def test_other_sizes_of_blocks_and_samples_are_refused_before_anything_is_made_of_them(own, recorder):
+    path = own(recorder)
+    original = path.read_bytes()
+    for edit in (
+        lambda metadata: metadata["settings"].update(block_size=20),
+        lambda metadata: metadata.update(num_samples=300, classes=None),
+        lambda metadata: metadata.update(shape=[6, 2**40]),
+        lambda metadata: metadata.update(shape=[6, 8, 7, 2**30]),
+        lambda metadata: metadata.update(shape=[2**40]),
+        lambda metadata: metadata.update(shape=[7, 8, 6]),
+    ):
+        path.write_bytes(original)
+        rewrite_metadata(path, edit)
+        with pytest.raises((TensorShapeError, OversizedRecordingError)):
+            krnet.open(path)[0]
+
+
+def test_components_beyond_what_the_file_pays_for_are_refused(own, monkeypatch):
+    path = own("pca")
+    rewrite_metadata(path, lambda metadata: metadata["settings"].update(components=None))
+    with pytest.raises(NotARecordingError, match="number of components"):
+        krnet.open(path)[0]
+    monkeypatch.setattr(pca, "SMALL", 10)
+    monkeypatch.setattr(pca, "NUMBERS_PER_BYTE", 0)
+    with pytest.raises(OversizedRecordingError, match=r"components of 336 values"):
+        krnet.record(*maps(), recorder="pca")[0]
+
+
+@every_recorder
+def test_a_file_of_another_recorder_does_not_verify(own, recorder):
+    path = own(recorder)
+    other = RECORDERS[RECORDERS.index(recorder) - 1]
+    rewrite_metadata(path, lambda metadata: metadata.update(recorder=other))
+    with pytest.raises(RecordingError):
+        krnet.verify(path)
+
+
+# ------------------------------------------------------------------ on the command line
+
+
+@every_recorder
+def test_the_command_line_records_replays_and_verifies(recorder, tmp_path):
+    def run(*arguments: object):
+        result = CliRunner().invoke(cli.app, [str(a) for a in arguments])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    features, labels = maps()
+    np.save(tmp_path / "f.npy", features.numpy())
+    np.save(tmp_path / "l.npy", labels.numpy())
+    out = tmp_path / "x.krn"
+    info = json.loads(
+        run("record", tmp_path / "f.npy", "--labels", tmp_path / "l.npy", "-o", out, "--recorder", recorder,
+            "--set", "step=0.1", "--json")
+    )  # fmt: skip
+    assert (info["recorder"], info["settings"]["step"]) == (recorder, 0.1)
+    assert f"{recorder}: " in run("info", out)
+    run("replay", out, "--ids", "3,1", "-o", tmp_path / "r.npy")
+    assert np.allclose(np.load(tmp_path / "r.npy"), krnet.open(out)[[3, 1]].numpy(), atol=1e-5)
+    assert json.loads(run("verify", out, "--against", tmp_path / "f.npy", "--json"))["ok"]
+    refused = CliRunner().invoke(
+        cli.app, ["record", str(tmp_path / "f.npy"), "-o", str(out), "--recorder", recorder, "--set", "step=-1"]
+    )
+    assert refused.exit_code == 1 and "error: step is -1" in refused.stderr
+
+
+def test_no_error_of_a_file_is_unnamed(own):
+    """Whatever single tensor is set to random numbers of its own type: samples come back, or a RecordingError."""
+    generator = torch.Generator().manual_seed(3)
+    for recorder in RECORDERS:
+        names = [name for name in archive.open_archive(own(recorder)).names if not name.startswith("probe")]
+        for name in names:
+            path = own(recorder)
+
+            def shuffle(tensor: torch.Tensor) -> torch.Tensor:
+                raw = tensor.contiguous().view(torch.uint8)
+                return torch.randint(0, 256, raw.shape, generator=generator, dtype=torch.uint8).view(tensor.dtype)
+
+            rewrite(path, **{name.replace(".", "__"): shuffle})
+            with suppress(RecordingError):
+                assert krnet.open(path)[:].shape == (150, 6, 8, 7)
