@@ -3,8 +3,8 @@
     features --normalise--> [0, 1] --Basis.forward--> numbers (N, columns) --encode--> CodedNumbers --> the file
     ids -> Reader: the blocks that hold them -> numbers --Basis.inverse--> [0, 1] --denormalise--> features
 
-A recorder brings its settings and its Basis. Numbers are rounded to multiples of one step, and read back at the
-centroid of what was rounded there.
+A recorder brings its settings and its Basis. Numbers are rounded to multiples of one step, and read back between the
+middle of their bin and the centroid of what fell into it.
 """
 
 from __future__ import annotations
@@ -53,12 +53,16 @@ class CodedConfig:
     """Width of a quantisation bin; the range of each channel is 1."""
     dead_zone: float = 0.5
     """Where the bin of zero ends, in steps: 0.5 rounds to the nearest, more sends more numbers to zero."""
+    centroid: float = 1.0
+    """Where a number is read back: 1 at the centroid of its bin, the least error; 0 at the middle, which keeps more
+    of the amplitude, and more of what a classifier reads; below 0 beyond it."""
     block_size: int = 16
     """Samples coded together: to read one is to read them all; a block costs 3 bytes beside its symbols."""
 
     def __post_init__(self) -> None:
         check_range("step", self.step, 1e-6, 1e3)
         check_range("dead_zone", self.dead_zone, 0.5, 1)
+        check_range("centroid", self.centroid, -1, 1)
         check_int("block_size", self.block_size, 1, MAX_BLOCK)
 
 
@@ -204,11 +208,13 @@ class CodedNumbers:
 class Reader:
     """Coded numbers by row. What has been decoded is kept, as symbols, where all of them fit in CACHE_BYTES."""
 
-    def __init__(self, coded: CodedNumbers, step: float, device: torch.device):
+    def __init__(self, coded: CodedNumbers, config: CodedConfig, device: torch.device):
         self.blocks, self.device = coded.blocks, device
         tables = coded.blocks.tables
         symbols = np.concatenate([np.arange(low, low + size) for low, size in _pairs(tables.first, tables.sizes)])
-        self.values = torch.from_numpy((symbols + coded.centroids / CENTROID) * step).float().to(device)
+        middles = symbols + np.sign(symbols) * (config.dead_zone - 0.5)
+        places = middles + config.centroid * (symbols + coded.centroids / CENTROID - middles)
+        self.values = torch.from_numpy(places * config.step).float().to(device)
         self.starts = torch.from_numpy(tables.starts[tables.column]).int().to(device)  # (columns,)
         shape = coded.blocks.num_rows, len(tables.column)
         small = math.prod(shape) * np.dtype(tables.index_dtype).itemsize <= CACHE_BYTES
@@ -323,7 +329,7 @@ class CodedRecorder(Recorder):
         low, high = (store.tensor(name, shape=shape, dtype=torch.float32).to(device) for name in ("low", "high"))
         basis = self.restore(samples, config, store, low, high)
         coded = CodedNumbers.load(store, PREFIX, samples.num_samples, basis.num_columns, config.block_size)
-        return CodedReplayer(Reader(coded, config.step, device), basis, samples, low, high)
+        return CodedReplayer(Reader(coded, config, device), basis, samples, low, high)
 
 
 def numbers_of(job: Job, basis: Basis) -> Numbers:

@@ -44,6 +44,7 @@ OVERSAMPLED, PASSES = 32, 4  # of the sketch: Halko et al. 2011
 FINEST = 2000  # steps on either side that an axis may have: a 12-bit axis is as good as a float
 SMALL = 1 << 24  # numbers that a basis may have whatever the size of its file
 NUMBERS_PER_BYTE = 1 << 12
+WHOLE = CodedConfig(step=1.0, block_size=MAX_BLOCK)  # how the axes are coded, once they are scaled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +104,7 @@ class Components(Basis):
         """mean (values,) float16; scale (k,); coded: the axes, scaled, (values, k); axes (k, values): not yet coded."""
         self.mean, self.scale, self.coded = mean, scale, coded
         self.num_columns = len(scale)
-        scaled = Reader(coded, 1.0, mean.device).read(torch.arange(len(mean)))
+        scaled = Reader(coded, WHOLE, mean.device).read(torch.arange(len(mean)))
         self.restored = (scaled / scale).T.contiguous()  # (k, values)
         self.axes = self.restored if axes is None else axes
 
@@ -140,9 +141,8 @@ class PCARecorder(CodedRecorder):
         wide = (axes * std[:, None]).abs().max().item()
         scale = std / max(config.step / math.sqrt(len(job.source)), wide / FINEST)
         scaled = (axes * scale[:, None]).T  # (values, k), to be rounded to whole numbers
-        whole = CodedConfig(step=1.0, block_size=MAX_BLOCK)
         numbers = Numbers(lambda rows: scaled[rows.to(scaled.device)], *scaled.shape)
-        basis = Components(learned.mean.half(), scale, encode(numbers, whole, survey(numbers, whole)), axes)
+        basis = Components(learned.mean.half(), scale, encode(numbers, WHOLE, survey(numbers, WHOLE)), axes)
         return basis, replace(config, components=num_kept)
 
     def restore(self, samples: Samples, config: PCAConfig, store: TensorStore, low: Tensor, high: Tensor) -> Components:
@@ -151,7 +151,7 @@ class PCARecorder(CodedRecorder):
             raise NotARecordingError(f"the number of components is missing. {RESTORE}")
         mean = store.tensor("mean", shape=(num_values,), dtype=torch.float16).to(low.device)
         scale = store.tensor("scale", shape=(num_kept,), dtype=torch.float32).to(low.device)
-        coded = CodedNumbers.load(store, AXES, num_values, num_kept, MAX_BLOCK)
+        coded = CodedNumbers.load(store, AXES, num_values, num_kept, WHOLE.block_size)
         most = SMALL + NUMBERS_PER_BYTE * len(coded.blocks.stream)
         if num_kept * num_values > most:
             raise OversizedRecordingError(
