@@ -188,7 +188,6 @@ class Kril(Learner):
     # ------------------------------------------------------------------ learning
 
     def learn(self, task: int) -> Iterator[Work]:
-        last_tail = copy.deepcopy(self.tail).eval().requires_grad_(False)
         self.expand(task)
         ids = self.context.task_ids(task)
         labels = self.context.train_labels[ids]
@@ -201,27 +200,32 @@ class Kril(Learner):
         self.model.eval()
         replays, old_labels = self._replay_all(task)
         new = NewFeatures(self.trunk, self.context.train, ids, labels, self.config.new_features, self)
-        seed = self.context.seed_for(task)
-        batches = MixedBatches(replays, old_labels, new, self.config.batch_size, seed, self.config.flip_replays)
-        groups = [Group(list(self.model.head.parameters())), Group(list(self.tail.parameters()), self.config.tail_lr)]
-
-        def loss(features: Tensor, labels: Tensor) -> Tensor:
-            seen = self.tail(features)
-            total = F.cross_entropy(self.model.head(seen).float(), labels)
-            if self.config.aux:
-                with torch.no_grad():
-                    wanted = last_tail(features[: batches.num_old])
-                difference = (seen[: batches.num_old].float() - wanted.float()).square().sum()
-                divisor = batches.batch_size if self.config.aux_divisor == "batch" else batches.num_old
-                total = total + self.config.aux * difference / divisor
-            return total
-
-        yield self.descent("F2", batches, loss, modules=self.f2, groups=groups)
+        yield self.f2_work(replays, old_labels, new)
         # The next recorder learns from the last one's replays; with two, the base task's stays as it is.
         skip = 0 if self.config.single else self.context.num_seen(0)
         kept = old_labels >= skip
         features = torch.cat([replays[kept.to(replays.device)], new.plain])
         yield self._recording(task, features, torch.cat([old_labels[kept], labels]), self._base_labels())
+
+    def f2_work(self, replays: Tensor, old_labels: Tensor, new: NewFeatures) -> Work:
+        """L_cls on all samples, L_aux on the replayed ones: F2 sees those as the F2 of the last task did."""
+        c, last_tail = self.config, copy.deepcopy(self.tail).eval().requires_grad_(False)
+        seed = self.context.seed_for(self.task)
+        batches = MixedBatches(replays, old_labels, new, c.batch_size, seed, c.flip_replays)
+        groups = [Group(list(self.model.head.parameters())), Group(list(self.tail.parameters()), c.tail_lr)]
+
+        def loss(features: Tensor, labels: Tensor) -> Tensor:
+            seen = self.tail(features)
+            total = F.cross_entropy(self.model.head(seen).float(), labels)
+            if c.aux:
+                with torch.no_grad():
+                    wanted = last_tail(features[: batches.num_old])
+                difference = (seen[: batches.num_old].float() - wanted.float()).square().sum()
+                divisor = batches.batch_size if c.aux_divisor == "batch" else batches.num_old
+                total = total + c.aux * difference / divisor
+            return total
+
+        return self.descent("F2", batches, loss, modules=self.f2, groups=groups)
 
     def expand(self, task: int) -> None:
         super().expand(task)
