@@ -142,12 +142,12 @@ def test_the_loss_is_cross_entropy_plus_the_change_of_f2s_features_on_replays_al
         for p in learner.tail.parameters():
             p.add_(0.01 * torch.randn_like(p))
     learner.f2.eval()
-    features, labels = descent.batches.tensors(*descent.batches.inputs(0))
+    features, labels, wanted = descent.batches.tensors(*descent.batches.inputs(0))
     number = descent.batches.num_old
     assert 0 < number < len(labels) and bool((labels[:number] < 4).all()) and bool((labels[number:] >= 4).all())
     aux = sum((learner.tail(f[None]) - last(f[None])).square().sum() for f in features[:number]) / len(labels)
     expected = F.cross_entropy(learner.f2(features), labels) + 3 * aux
-    torch.testing.assert_close(descent.loss(features, labels), expected)
+    torch.testing.assert_close(descent.loss(features, labels, wanted), expected)
 
 
 def test_old_and_new_samples_come_in_proportion_to_their_numbers(digits, tmp_path):
@@ -208,10 +208,13 @@ def test_mirrored_replays_are_the_maps_mirrored(digits, tmp_path):
     run_task(learner, 0, tmp_path)
     batches = next(learner.learn(1)).batches
     old, new, draws = batches.inputs(3)
-    features, _ = batches.tensors(old, new, draws)
+    features, _, wanted = batches.tensors(old, new, draws)
+    kept = batches.replays.plain.permute(0, 3, 1, 2)
     for place, (which, draw) in enumerate(zip(old, draws, strict=False)):
-        wanted = batches.replays[which]
-        assert torch.equal(features[place], wanted.flip(-1) if draw[2] else wanted)
+        expected = kept[which].flip(-1) if draw[2] else kept[which]
+        assert torch.equal(features[place], expected)
+        with torch.no_grad():
+            torch.testing.assert_close(wanted[place], learner.tail(expected[None])[0])
     assert 0 < draws[: len(old), 2].sum() < len(old)
 
 

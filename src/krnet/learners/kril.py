@@ -14,8 +14,7 @@ schedule for the recorder, its iterations in proportion to the samples recorded,
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from krnet import api, backbones
 from krnet.config import SCHEDULES, FitConfig, check_choice, check_int, check_range, unknown_setting
 from krnet.descent import Draws, Group, Images, Saving, Watch
 from krnet.errors import SettingError
-from krnet.learners.base import Context, Learner, LearnerConfig, Work, register
+from krnet.learners.base import EVALUATION_BATCH, Context, Learner, LearnerConfig, Work, register
 from krnet.order import Order
 from krnet.recorders.base import choose
 from krnet.replay import Recording
@@ -102,29 +101,53 @@ class KrilConfig(LearnerConfig):
 class MixedBatches:
     """Replayed features of old samples, then features of new ones: two fixed parts of every batch."""
 
-    def __init__(self, replays: Tensor, old_labels: Tensor, new: NewFeatures, batch_size: int, seed: int, flip: bool):
-        device = replays.device
-        self.replays, self.old_labels, self.new = replays, old_labels.to(device), new
-        self.num_samples = len(replays) + len(new.ids)
+    def __init__(
+        self, replays: Maps, old_labels: Tensor, wanted: Maps | None, new: NewFeatures, batch_size: int, seed: int
+    ):
+        """wanted: what is to become of the replays in the end, in the same order."""
+        device = replays.plain.device
+        self.replays, self.old_labels, self.wanted, self.new = replays, old_labels.to(device), wanted, new
+        self.num_samples = len(old_labels) + len(new.ids)
         self.batch_size = min(batch_size, self.num_samples)
-        share = round(self.batch_size * len(replays) / self.num_samples)
+        share = round(self.batch_size * len(old_labels) / self.num_samples)
         self.num_old = max(1, min(self.batch_size - 1, share))
-        self.old_order = Order(len(replays), self.num_old, seed, device=device)
+        self.old_order = Order(len(old_labels), self.num_old, seed, device=device)
         self.new_order = Order(len(new.ids), self.batch_size - self.num_old, seed + 1, device=device)
         self.num_old, num_new = self.old_order.batch_size, self.new_order.batch_size
         self.batch_size = self.num_old + num_new
-        self.flip = flip
         self.draws = Draws(self.batch_size, new.pad, True, seed, device)
 
     def inputs(self, iteration: int) -> tuple[Tensor, ...]:
         return self.old_order.ids(iteration), self.new_order.ids(iteration), self.draws(iteration)
 
     def tensors(self, old: Tensor, new: Tensor, draws: Tensor) -> tuple[Tensor, ...]:
-        replayed = self.replays[old]
-        if self.flip:
-            replayed = torch.where(draws[: self.num_old, 2, None, None, None] > 0, replayed.flip(-1), replayed)
-        features = torch.cat([replayed, self.new.take(new, draws[self.num_old :])])
-        return features, torch.cat([self.old_labels[old], self.new.labels[new]])
+        mirrored = draws[: self.num_old, 2] > 0
+        features = torch.cat([self.replays.take(old, mirrored), self.new.take(new, draws[self.num_old :])])
+        labels = torch.cat([self.old_labels[old], self.new.labels[new]])
+        return (features, labels) if self.wanted is None else (features, labels, self.wanted.take(old, mirrored))
+
+
+@dataclass(frozen=True, eq=False)
+class Maps:
+    """Numbers by sample, plain and, where batches may mirror them, of the mirrored sample."""
+
+    plain: Tensor
+    mirrored: Tensor | None = None
+
+    def each(self, function: Callable[[Tensor], Tensor]) -> Maps:
+        return Maps(function(self.plain), None if self.mirrored is None else function(self.mirrored))
+
+    def take(self, ids: Tensor, mirror: Tensor) -> Tensor:
+        found = self.plain.index_select(0, ids)
+        if self.mirrored is not None:
+            mirror = mirror.view(-1, *[1] * (found.dim() - 1))
+            found = torch.where(mirror, self.mirrored.index_select(0, ids), found)
+        return found.permute(0, 3, 1, 2) if found.dim() == 4 else found
+
+
+def for_f2(maps: Tensor) -> Tensor:
+    """Feature maps (N, c, h, w), held as F2 reads them: channels last, on a GPU in bf16."""
+    return maps.permute(0, 2, 3, 1).to(torch.bfloat16 if maps.is_cuda else maps.dtype).contiguous()
 
 
 class NewFeatures:
@@ -136,15 +159,14 @@ class NewFeatures:
         self.pad = images.data.pad if kind == "crop" else 0
         self.plain = learner.apply(trunk, images, self.ids)
         mirrored = kind == "flip" and images.data.flip
-        self.mirrored = learner.apply(lambda x: trunk(x.flip(-1)), images, self.ids) if mirrored else None
+        flipped = learner.apply(lambda x: trunk(x.flip(-1)), images, self.ids) if mirrored else None
+        self.maps = Maps(self.plain, flipped).each(for_f2)
 
     def take(self, places: Tensor, draws: Tensor) -> Tensor:
-        if self.kind == "crop":
-            with torch.no_grad():
-                return self.trunk(self.images.take(self.ids[places], draws)).float()
-        if self.mirrored is None:
-            return self.plain[places]
-        return torch.where(draws[:, 2, None, None, None] > 0, self.mirrored[places], self.plain[places])
+        if self.kind != "crop":
+            return self.maps.take(places, draws[:, 2] > 0)
+        with torch.no_grad():
+            return self.trunk(self.images.take(self.ids[places], draws)).to(self.maps.plain.dtype)
 
 
 class RecorderFit:
@@ -209,23 +231,29 @@ class Kril(Learner):
 
     def f2_work(self, replays: Tensor, old_labels: Tensor, new: NewFeatures) -> Work:
         """L_cls on all samples, L_aux on the replayed ones: F2 sees those as the F2 of the last task did."""
-        c, last_tail = self.config, copy.deepcopy(self.tail).eval().requires_grad_(False)
+        c = self.config
+        maps = Maps(replays, replays.flip(-1) if c.flip_replays else None)
+        # The last F2 does not change, nor do the replays: what it makes of them is found once.
+        wanted = maps.each(self._last_features) if c.aux else None
         seed = self.context.seed_for(self.task)
-        batches = MixedBatches(replays, old_labels, new, c.batch_size, seed, c.flip_replays)
+        batches = MixedBatches(maps.each(for_f2), old_labels, wanted, new, c.batch_size, seed)
+        divisor = batches.batch_size if c.aux_divisor == "batch" else batches.num_old
         groups = [Group(list(self.model.head.parameters())), Group(list(self.tail.parameters()), c.tail_lr)]
 
-        def loss(features: Tensor, labels: Tensor) -> Tensor:
+        def loss(features: Tensor, labels: Tensor, wanted: Tensor | None = None) -> Tensor:
             seen = self.tail(features)
             total = F.cross_entropy(self.model.head(seen).float(), labels)
-            if c.aux:
-                with torch.no_grad():
-                    wanted = last_tail(features[: batches.num_old])
-                difference = (seen[: batches.num_old].float() - wanted.float()).square().sum()
-                divisor = batches.batch_size if c.aux_divisor == "batch" else batches.num_old
-                total = total + c.aux * difference / divisor
-            return total
+            if wanted is None:
+                return total
+            return total + c.aux * (seen[: batches.num_old].float() - wanted).square().sum() / divisor
 
         return self.descent("F2", batches, loss, modules=self.f2, groups=groups)
+
+    @torch.no_grad()
+    def _last_features(self, maps: Tensor) -> Tensor:
+        """(N, D), by the tail as it is before this task trains it."""
+        self.tail.eval()
+        return torch.cat([self.tail(part) for part in maps.split(EVALUATION_BATCH)])
 
     def expand(self, task: int) -> None:
         super().expand(task)
