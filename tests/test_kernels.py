@@ -7,68 +7,23 @@ in fp32, where it must agree with the plain layers to rounding, and in bf16. Wit
 from __future__ import annotations
 
 import copy
-import ctypes
 import shutil
-import subprocess
 from contextlib import nullcontext
-from importlib import resources
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from emulator import Emulator
 from krnet import kernels, layers, parallel
 from krnet.config import NetworkConfig
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CPU = torch.device("cpu")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-FAULTS = {1: "threads met at different barriers", 2: "wrote past its shared memory", 3: "copied to an odd address"}
 # Groups of 4, 3, 5 and 40 channels (16-byte copies or not, whole warps or not), planes that are no squares, no planes.
 SHAPES = [(5, 8, 8, 8), (3, 6, 7, 7), (4, 10, 5, 3), (3, 80, 2, 3), (3, 16, 1, 1), (4, 130, 1, 1)]
-
-
-class Emulator:
-    """In place of kernels._launch: compiles for the CPU, and runs every kernel in two orders (see cuda_shim.h)."""
-
-    def __init__(self, folder: Path, dtype: torch.dtype):
-        self.folder, self.dtype = folder, dtype
-        self.source = resources.files("krnet").joinpath("kernels.cu").read_text()
-        self.changed: dict[str, str] = {}  # the source of a kernel, where a test wants another
-        self.built: dict[tuple, ctypes.CDLL] = {}
-        self.names: set[str] = set()
-
-    def library(self, name, constants):
-        source = self.changed.get(name, self.source)
-        key = (source, name, *constants.items())
-        if key not in self.built:
-            shim = Path(__file__).with_name("cuda_shim.h")
-            target = self.folder / f"{len(self.built)}-{id(self)}.so"
-            options = [f"-D{k}={v}" for k, v in constants.items()] + ["-DKRNET_FLOAT"] * (self.dtype == torch.float32)
-            options += ["-DKRNET_ON_CPU", f"-D{name.upper()}", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE"]
-            subprocess.run(
-                ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", *options, "-x", "c++", "-", "-o", target],
-                input=f'#include "{shim}"\n{source}\nENTRY({name})\n', text=True, check=True,
-            )  # fmt: skip
-            self.built[key] = ctypes.CDLL(str(target))
-        return self.built[key]
-
-    def __call__(self, name, constants, grid, threads, shared_bytes, args):
-        library = self.library(name, constants)
-        self.names.add(name)
-        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-        assert all(t.is_contiguous() or t.is_contiguous(memory_format=torch.channels_last) for t in tensors)
-        values = [ctypes.c_void_p(a.data_ptr()) if isinstance(a, torch.Tensor) else ctypes.c_int(a) for a in args]
-        pointers = (ctypes.c_void_p * len(values))(*[ctypes.addressof(value) for value in values])
-        found = []
-        for order in (0, 1):
-            fault = library.run(*grid, threads, shared_bytes, order, pointers)
-            assert fault == 0, f"{name}: {FAULTS.get(fault, 'larger than the emulator')}"
-            found.append([t.detach().clone() for t in tensors])
-        for one, other in zip(*found, strict=True):
-            assert torch.equal(one.nan_to_num(1e9), other.nan_to_num(1e9)), f"{name}: depends on the threads' order"
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +42,7 @@ def emulate(emulators, monkeypatch):
         monkeypatch.setattr(kernels, "DTYPE", dtype)
         found = kernels.Limits(cores, shared_bytes)
         monkeypatch.setattr(kernels, "limits", lambda device: found if device == CPU else None)
-        monkeypatch.setattr(kernels, "_launch", emulators[dtype])
+        monkeypatch.setattr(kernels, "launch", emulators[dtype])
         # Few blocks, so that each has several samples.
         monkeypatch.setattr(kernels.Layout, "blocks", lambda layout, limits: 1)
         emulators[dtype].names.clear()

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from krnet.config import check_choice, check_int
 from krnet.errors import SettingError
+from krnet.layers import batch_norm_act
 
 SHORTCUTS = ("A", "B")
 
@@ -72,6 +73,18 @@ def freeze_batchnorm(module: nn.Module, frozen: bool = True) -> None:
             raise SettingError(f"cannot freeze a {type(layer).__name__}; build the network with krnet's BatchNorm")
 
 
+class ConvNorm(nn.Sequential):
+    """Convolution, BatchNorm and, if there is a third layer, ReLU, in few kernels; then what else there is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        conv, norm, *rest = self
+        assert isinstance(norm, BatchNorm), f"a BatchNorm comes second, not {norm}"
+        y = batch_norm_act(conv(x), norm, relu=len(rest) > 0)
+        for layer in rest[1:]:
+            y = layer(y)
+        return y
+
+
 class PadShortcut(nn.Module):
     """Option A: every second value, and zeros for the channels that are new."""
 
@@ -88,7 +101,7 @@ def make_shortcut(kind: str, c_in: int, c_out: int, stride: int) -> nn.Module:
         return nn.Identity()
     if kind == "A":
         return PadShortcut(c_in, c_out, stride)
-    return nn.Sequential(nn.Conv2d(c_in, c_out, 1, stride, bias=False), BatchNorm(c_out))
+    return ConvNorm(nn.Conv2d(c_in, c_out, 1, stride, bias=False), BatchNorm(c_out))
 
 
 class BasicBlock(nn.Module):
@@ -102,16 +115,15 @@ class BasicBlock(nn.Module):
         self.last_relu = True
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
-        y = y + self.shortcut(x)
-        return F.relu(y) if self.last_relu else y
+        y = self.conv2(batch_norm_act(self.conv1(x), self.bn1))
+        return batch_norm_act(y, self.bn2, self.shortcut(x), self.last_relu)
 
 
 def make_stem(channels: int, width: int, large_images: bool) -> nn.Sequential:
     if not large_images:
-        return nn.Sequential(nn.Conv2d(channels, width, 3, padding=1, bias=False), BatchNorm(width), nn.ReLU())
+        return ConvNorm(nn.Conv2d(channels, width, 3, padding=1, bias=False), BatchNorm(width), nn.ReLU())
     conv = nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
-    return nn.Sequential(conv, BatchNorm(width), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1))
+    return ConvNorm(conv, BatchNorm(width), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1))
 
 
 class ResNet(nn.Module):

@@ -143,17 +143,22 @@ def norm_fits(shape: Shape, groups: int, element: bool, device: torch.device) ->
 
 
 @cache
+def source() -> str:
+    """All kernels; each is compiled only where its name is defined."""
+    return "".join(resources.files("krnet").joinpath(name).read_text() for name in ("kernels.cu", "batchnorm.cu"))
+
+
+@cache
 def _compiled(name: str, options: tuple[str, ...], shared_bytes: int, device: torch.device) -> Any:
-    source = resources.files("krnet").joinpath("kernels.cu").read_text()
     with torch.cuda.device(device):
         torch.cuda.synchronize(device)  # the driver then knows this thread
         # Only the kernel asked for: the others would not compile for every size, and take their time.
-        kernel = torch.cuda._compile_kernel(source, name, nvcc_options=[f"-D{name.upper()}", *options])
+        kernel = torch.cuda._compile_kernel(source(), name, nvcc_options=[f"-D{name.upper()}", *options])
         kernel.set_shared_memory_config(shared_bytes)
         return kernel
 
 
-def _launch(
+def launch(
     name: str, constants: dict[str, int | str], grid: tuple[int, int, int], threads: int, shared_bytes: int,
     args: list[Any],
 ) -> None:  # fmt: skip
@@ -182,7 +187,7 @@ def column_sums(parts: Tensor) -> Tensor:
     """Sum over the first dimension. torch's own takes 9 us for the few megabytes that it is."""
     total = torch.empty(parts.shape[1:], device=parts.device)
     grid = (-(-total.numel() // WARP), 1, 1)
-    _launch("column_sums", {}, grid, WARPS * WARP, 0, [parts, total, len(parts), total.numel()])
+    launch("column_sums", {}, grid, WARPS * WARP, 0, [parts, total, len(parts), total.numel()])
     return total
 
 
@@ -194,7 +199,7 @@ def swap_rows(rows: Tensor, dtype: torch.dtype) -> Tensor:
     constants: dict[str, int | str] = {k: "float" if v == torch.float32 else "Value" for k, v in kinds.items()}
     threads = min(256, -(-length // (8 * WARP)) * WARP)
     constants |= {"FIRST": first, "SECOND": second, "K": length, "THREADS": threads}
-    _launch("move_rows", constants, (first * second, 1, 1), threads, 0, [rows, moved])
+    launch("move_rows", constants, (first * second, 1, 1), threads, 0, [rows, moved])
     return moved
 
 
@@ -207,7 +212,7 @@ def norm_forward(
     layout = norm_layout(map_shape(x), groups, gamma.ndim == 2, False, found)
     constants = layout.constants(found, skip is not None, eps, slope)
     args = [x, gamma, beta, x if skip is None else skip, y, moments]
-    _launch("norm_forward", constants, (len(x), groups, 1), layout.threads, layout.tile_bytes, args)
+    launch("norm_forward", constants, (len(x), groups, 1), layout.threads, layout.tile_bytes, args)
     return y, moments
 
 
@@ -221,7 +226,7 @@ def norm_backward(
     sums = torch.empty(grid[0], 2, *gamma.shape, device=x.device)
     constants = layout.constants(found, skip, 0.0, slope)
     args = [x, gamma, y, moments, gradient, dx, dx if dskip is None else dskip, sums, len(x)]
-    _launch("norm_backward", constants, grid, layout.threads, layout.tile_bytes, args)
+    launch("norm_backward", constants, grid, layout.threads, layout.tile_bytes, args)
     by_gamma, by_beta = column_sums(sums)
     return dx, by_gamma, by_beta, dskip
 
@@ -273,7 +278,7 @@ def unit_forward(
     layout = unit_layout(map_shape(x), groups, 1 if skip is None else 2)
     constants = layout.constants(found, skip is not None, eps, slope)
     args = [x, weight, gamma, beta, x if skip is None else skip, y, moments, len(x)]
-    _launch("unit_forward", constants, layout.grid(len(x), found), layout.threads, layout.tile_bytes, args)
+    launch("unit_forward", constants, layout.grid(len(x), found), layout.threads, layout.tile_bytes, args)
     return y, moments
 
 
@@ -289,7 +294,7 @@ def unit_backward(
     sums = torch.empty(grid[0], SUMS * channels, device=x.device)
     constants = layout.constants(found, skip, 0.0, slope)
     args = [x, weight, gamma, y, moments, gradient, x if more is None else more, dx, dx if dskip is None else dskip]
-    _launch("unit_backward", constants, grid, layout.threads, layout.tile_bytes, [*args, sums, len(x)])
+    launch("unit_backward", constants, grid, layout.threads, layout.tile_bytes, [*args, sums, len(x)])
     by_weight, by_gamma, by_beta = column_sums(sums).split([(SUMS - 2) * channels, channels, channels])
     return dx, dskip, (by_weight.view(weight.shape), by_gamma, by_beta)
 

@@ -1,9 +1,10 @@
-"""What every layer ends in: GroupNorm, the skip, Leaky-ReLU; in fused kernels where they pay, plainly elsewhere.
+"""What every layer ends in: a norm, the skip, an activation; in fused kernels where they pay, plainly elsewhere.
 
     norm_act(x, norm)                         x after a convolution or an FC layer
     norm_act(x, norm, skip=s)                 the end of a basic block
     fc_to_map(x, linear, norm, (c, h, w))     an FC layer whose output becomes a map
     depthwise_block(x, ...)                   a whole basic block of depthwise convolutions
+    batch_norm_act(x, norm, skip, relu)       BatchNorm and ReLU, in backbones; the others: GroupNorm and Leaky-ReLU
 
 The fused kernels serve bf16 on a GPU, that is `parallel.fast`; everything else, and all that is larger than they can
 hold, takes the plain way, which is the definition.
@@ -19,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from krnet import kernels
+from krnet import batchnorm, kernels
 
 NEGATIVE_SLOPE = 1e-4
 _fused: ContextVar[bool] = ContextVar("fused", default=True)
@@ -87,3 +88,13 @@ def depthwise_block(x: Tensor, conv1: nn.Conv2d, norm1: nn.GroupNorm, conv2: nn.
         weights = (conv1.weight, norm1.weight, norm1.bias, conv2.weight, norm2.weight, norm2.bias)
         return kernels.DepthwiseBlock.apply(x, *weights, norm1.num_groups, norm1.eps, NEGATIVE_SLOPE)
     return norm_act(conv2(norm_act(conv1(x), norm1)), norm2, skip=x)
+
+
+def batch_norm_act(x: Tensor, norm: nn.BatchNorm2d, skip: Tensor | None = None, relu: bool = True) -> Tensor:
+    """ReLU(norm(x) + skip), with or without skip and ReLU. Hooks of the norm see the plain way alone."""
+    maps = is_map(x) and (skip is None or (is_map(skip) and skip.shape == x.shape))
+    if _fused.get() and maps and batchnorm.fits(x, norm):
+        return batchnorm.BatchNormAct.apply(x, norm.weight, norm.bias, skip, norm, relu)
+    y = norm(x)
+    y = y if skip is None else y + skip
+    return F.relu(y) if relu else y

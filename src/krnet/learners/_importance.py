@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from krnet import layers
 from krnet.backbones import BatchNorm, LinearHead
 from krnet.config import check_choice, check_range
 from krnet.learners.base import Context, Learner, LearnerConfig, Work, num_bytes
@@ -152,7 +153,7 @@ def sample_gradients(
         if isinstance(layer, LAYERS)
     ]
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), layers.plain():  # a fused layer has no output of its own for a hook to see
             total = objective(model(images))
     finally:
         for hook in hooks:
