@@ -138,7 +138,7 @@ def test_the_loss_sums_over_a_sample_and_averages_over_the_batch():
     head = nn.Sequential(nn.Flatten(), nn.Linear(60, 7))
     fit = trainee(features, head, gamma=0.3)
     ids = torch.tensor([3, 19, 4])
-    first, total = fit._losses(fit.group[ids], fit.slot[ids], features[ids])
+    first, total = fit._losses(ids, features[ids])
     output = fit.net(fit.group[ids], fit.slot[ids])
     low, high = features.amin((0, 2, 3)).view(3, 1, 1), features.amax((0, 2, 3)).view(3, 1, 1)
     kr1 = sum(((o - (x - low) / (high - low)) ** 2).sum() for o, x in zip(output, features[ids])) / 3
@@ -179,7 +179,7 @@ def test_every_weight_is_updated_by_one_optimizer_without_weight_decay(schedule,
 
 def test_weights_that_the_loss_does_not_reach_stay_as_they_are():
     fit = trainee(relu_maps(40, (3, 4, 5))[0], schedule="paper")
-    fit._losses = lambda group, slot, values: (fit.net(group, slot).sum() * 0,) * 2
+    fit._losses = lambda ids, values: (fit.net(fit.group[ids], fit.slot[ids]).sum() * 0,) * 2
     before = [p.detach().clone() for p in fit.net.parameters()]
     for iteration in range(3):
         fit.step(iteration, 0.1)

@@ -116,6 +116,12 @@ class NetworkConfig:
     last_norm: bool = False
     """GroupNorm in the last module, as in the paper. It gives every sample the same mean and variance; without
     it (a scale and shift per channel instead) each keeps its own amplitude, and only Muon fits it well."""
+    bits: float | None = None
+    """Bits of a weight in the file, about: it is trained for so many and entropy-coded. None keeps fp32."""
+    code: int = 0
+    """Learned numbers that each sample has beside its ID."""
+    code_bits: float = 4.0
+    """Bits of such a number, where weights have few, too."""
 
     def __post_init__(self) -> None:
         for name in ("channels", "height", "width", "d0", "c0", "c1"):
@@ -135,6 +141,15 @@ class NetworkConfig:
         check_choice("conv_before", self.conv_before, CONVOLUTIONS)
         check_choice("conv_after", self.conv_after, CONVOLUTIONS)
         check_choice("last_norm", self.last_norm, (True, False))
+        check_int("code", self.code, 0, 2**16)
+        for name in ("bits", "code_bits"):
+            if getattr(self, name) is not None or name == "code_bits":
+                check_range(name, getattr(self, name), 1, 8)
+
+    @property
+    def input_size(self) -> int:
+        """Numbers that the decoder reads: both vectors of the group, and the sample's own."""
+        return 2 * self.group_size + self.code
 
     @property
     def start_size(self) -> tuple[int, int]:

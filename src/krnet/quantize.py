@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -150,26 +151,27 @@ class Tables:
         sizes = self.sizes.astype(np.int64)
         return np.cumsum(sizes) - sizes
 
+    def model(self, table: int) -> Any | None:
+        """The coder's model of a table; None where there is nothing to code."""
+        import constriction
+
+        start, size = int(self.starts[table]), int(self.sizes[table])
+        if size == 1:
+            return None
+        # constriction scales what it is given to 2^24 less one a symbol, and adds that one to each. These add up
+        # to just that: it multiplies by 1.0, sums whole numbers below 2^24, and cannot round.
+        scale = 2 ** (CODER_BITS - TOTAL_BITS)
+        weights = (self.weights[start : start + size] + 1.0) * scale - 1.0
+        return constriction.stream.model.Categorical(weights, perfect=False)
+
     @cached_property
     def _plan(self) -> tuple[np.ndarray, list[tuple[int, int, Any]]]:
         """Coded columns, sorted by table; and of each table its first and last + 1 among them, and its model."""
-        import constriction
-
         order = np.argsort(self.column, kind="stable")
         order = order[self.sizes[self.column[order]] > 1]
-        edges = np.searchsorted(self.column[order], np.arange(len(self.sizes) + 1))
-        parts = []
-        for table, (begin, end) in enumerate(zip(edges[:-1].tolist(), edges[1:].tolist())):
-            if begin == end:
-                continue
-            start = self.starts[table]
-            weights = self.weights[start : start + self.sizes[table]]
-            # constriction scales what it is given to 2^24 less one a symbol, and adds that one to each. These add up
-            # to just that: it multiplies by 1.0, sums whole numbers below 2^24, and cannot round.
-            scale = 2 ** (CODER_BITS - TOTAL_BITS)
-            model = constriction.stream.model.Categorical((weights + 1.0) * scale - 1.0, perfect=False)
-            parts.append((begin, end, model))
-        return order, parts
+        edges = np.searchsorted(self.column[order], np.arange(len(self.sizes) + 1)).tolist()
+        ranges = enumerate(pairwise(edges))
+        return order, [(begin, end, self.model(table)) for table, (begin, end) in ranges if begin < end]
 
     @property
     def index_dtype(self) -> type[np.integer]:

@@ -28,7 +28,7 @@ def map_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
 def count_parameters(config: NetworkConfig, num_groups: int = 0) -> int:
     """Weights of decoder and embedding, the vectors of `num_groups` groups included."""
     with torch.device("meta"):
-        modules = Decoder(config, 2 * config.group_size), BatchedIDEmbedding(num_groups, config.group_size)
+        modules = Decoder(config, config.input_size), BatchedIDEmbedding(num_groups, config.group_size)
     return sum(p.numel() for module in modules for p in module.parameters())
 
 

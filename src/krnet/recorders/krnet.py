@@ -23,7 +23,9 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from krnet import layers, parallel
 from krnet.config import FitConfig, NetworkConfig, from_dict
@@ -32,6 +34,7 @@ from krnet.embedding import BatchedIDEmbedding, GroupTable
 from krnet.errors import InputError, NotARecordingError, OversizedRecordingError, SettingError
 from krnet.feed import Feed
 from krnet.graphs import Graphed
+from krnet.lowbit import Rounding, pack, rounded, step_for, unpack
 from krnet.metrics import fidelity, r_squared
 from krnet.optimizers import Muon
 from krnet.recorders.base import Content, Job, Recorder, Replayer, TensorStore, register
@@ -46,19 +49,47 @@ WARM_UP = 0.01
 HOLD = 0.3
 CPU_PART_BYTES = 16 << 20
 GRAPHED = (1, 16, 256)  # sizes to which small batches are filled up
+FINE_BITS = 5.0  # of what is small and matters much
+NORM_STEP = 1 / 32
+PCA_SAMPLES = 4096
+MANY = 2048  # values for which a table of their own pays
 TARGET_EVERY = 50  # iterations between two looks at whether target_r2 is reached
 
 
 class KRNet(nn.Module):
     """IDs, as (group, slot), to normalised features."""
 
-    def __init__(self, config: NetworkConfig, num_groups: int):
+    def __init__(self, config: NetworkConfig, num_groups: int, num_samples: int = 0):
         super().__init__()
         self.embed = BatchedIDEmbedding(num_groups, config.group_size)
-        self.decoder = Decoder(config, 2 * config.group_size)
+        self.decoder = Decoder(config, config.input_size)
+        self.codes = nn.Parameter(torch.randn(num_samples, config.code)) if config.code else None
 
-    def forward(self, group: Tensor, slot: Tensor) -> Tensor:
-        return self.decoder(self.embed(group, slot))
+    def forward(self, group: Tensor, slot: Tensor, ids: Tensor | None = None) -> Tensor:
+        x = self.embed(group, slot)
+        if self.codes is not None:
+            assert ids is not None, "samples have codes of their own; say which"
+            x = torch.cat([x, F.embedding(ids, self.codes).to(x.dtype)], dim=1)
+        return self.decoder(x)
+
+
+def rounding(net: KRNet, config: NetworkConfig) -> dict[str, Rounding]:
+    """Which weights are kept in how many bits; the others are few, and kept as fp16."""
+    if config.bits is None:
+        return {}
+    large = {id(module.weight) for module in matrices(net)}
+    fine = max(config.bits, FINE_BITS)
+    plan = {}
+    for name, p in net.named_parameters():
+        if name == "codes":
+            plan[name] = Rounding(1, step_for(config.code_bits))
+        elif id(p) in large:
+            plan[name] = Rounding(0, step_for(config.bits))
+        elif p.dim() > 1:  # vectors of groups, filters of channels
+            plan[name] = Rounding(0, step_for(fine))
+        elif p.numel() >= MANY:  # scales and shifts of a norm, which are about 1
+            plan[name] = Rounding(None, NORM_STEP)
+    return plan
 
 
 def learning_rate(schedule: str, progress: float) -> float:
@@ -102,12 +133,17 @@ class KRNetFit:
         self.job, self.device, self.config, self.table = job, job.device, config, table
         with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
             torch.random.default_generator.manual_seed(job.fit.seed)
-            net = KRNet(config, table.num_groups)
+            net = KRNet(config, table.num_groups, job.samples.num_samples)
         stats = job.stats
+        if net.codes is not None:
+            start_codes(net.codes, job)
         net.decoder.output.start_from(stats.normalised_mean.float(), stats.normalised_std.float())
         if job.start is not None:
-            carry_over(net, job.start, job.samples, table, stats.low, stats.high)
+            old = GroupTable.build(len(job.start), job.start.labels, config.group_size)
+            earlier = stored_weights(job.start, empty(config, old.num_groups, len(job.start)), config)
+            carry_over(net, job.start, earlier, job.samples, table, stats.low, stats.high)
         self.net = net.to(self.device)
+        self.rounding = rounding(self.net, config)
         self.group, self.slot = table.group.to(self.device), table.slot.to(self.device)
         self.low, self.high = stats.low.to(self.device), stats.high.to(self.device)
         self.optimizers = optimizers_for(self.net, job.fit, self.device)
@@ -121,10 +157,10 @@ class KRNetFit:
         self.fused = job.fit.compile
         self.graph = self._capture() if self.fused and self.device.type == "cuda" else None
 
-    def _losses(self, group: Tensor, slot: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def _losses(self, ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """L_kr1, and L_kr1 + gamma L_kr2; both sum over a sample's values and average over the batch."""
         target = normalise(values.view(len(values), *self.sample_shape), self.low, self.high)
-        output = self.net(group, slot).float().view_as(target)
+        output = self._net(self.group[ids], self.slot[ids], ids).float().view_as(target)
         first = (output - target).square().sum() / len(values)
         if self.head is None:
             return first, first
@@ -132,6 +168,20 @@ class KRNetFit:
         seen, wanted = self.head(replayed), self.head(values.float())
         second = (seen.float() - wanted.float()).square().sum() / len(values)
         return first, first + self.job.fit.gamma * second
+
+    def _net(self, *inputs: Tensor) -> Tensor:
+        """Computed with the weights as the file will hold them."""
+        if not self.rounding:
+            return self.net(*inputs)
+        return functional_call(self.net, rounded(dict(self.net.named_parameters()), self.rounding), inputs)
+
+    def stored(self) -> KRNet:
+        """The network as it will be read back."""
+        if not self.rounding:
+            return self.net
+        net = copy.deepcopy(self.net)
+        net.load_state_dict(rounded(dict(self.net.named_parameters()), self.rounding))
+        return net
 
     def step(self, iteration: int, progress: float) -> Tensor:
         self._set_rates(learning_rate(self.job.fit.schedule, progress))
@@ -152,7 +202,7 @@ class KRNetFit:
             optimizer.zero_grad(set_to_none=True)
         ids, values = batch[0], self.feed.values(*batch)
         with nullcontext() if self.fused else layers.plain(), parallel.fast(self.device):
-            first, total = self._losses(self.group[ids], self.slot[ids], values)
+            first, total = self._losses(ids, values)
         total.backward()
         for optimizer in self.optimizers:
             optimizer.step()
@@ -169,9 +219,11 @@ class KRNetFit:
         return graph
 
     def content(self, outcome: Outcome) -> Content:
-        weights = {f"{PREFIX}{name}": p.detach() for name, p in self.net.state_dict().items()}
+        weights = {name: p.detach() for name, p in self.net.named_parameters()}
+        kept = pack(weights, self.rounding) if self.rounding else weights
+        tensors = {f"{PREFIX}{name}": value for name, value in kept.items()}
         return Content(
-            tensors={**weights, "low": self.job.stats.low, "high": self.job.stats.high},
+            tensors={**tensors, "low": self.job.stats.low, "high": self.job.stats.high},
             settings={**asdict(self.config), "groups": self.table.counts()},
             iterations=outcome.iterations,
             seconds=outcome.seconds,
@@ -237,7 +289,7 @@ class KRNetReplayer(Replayer):
 
     def _decode(self, ids: Tensor, fast: bool) -> Tensor:
         with parallel.fast(self.device) if fast else parallel.exact():
-            output = (self.half if fast else self.net)(self.group[ids], self.slot[ids])
+            output = (self.half if fast else self.net)(self.group[ids], self.slot[ids], ids)
         output = output.float().reshape(len(ids), *(self.shape or (1,)))
         return denormalise(output, self.low, self.high).reshape(len(ids), *self.shape)
 
@@ -249,7 +301,7 @@ class KRNetReplayer(Replayer):
             self._uses[key] += 1
             if self._uses[key] < 3:
                 return self._decode(ids, fast)
-            padded = torch.nn.functional.pad(ids, (0, size - len(ids)))
+            padded = F.pad(ids, (0, size - len(ids)))
             if key not in self._graphs:
                 self._graphs[key] = Graphed(partial(self._decode, fast=fast), [padded])
             return self._graphs[key](padded)[: len(ids)]
@@ -290,7 +342,7 @@ class KRNetRecorder(Recorder):
             if target is None or iteration % TARGET_EVERY or batch_r2(loss) < target:
                 return False
             # The running loss says yes; all features, in the precision of replay, have the last word.
-            replayer = KRNetReplayer(trainee.net, table, job.samples, stats.low, stats.high, job.device)
+            replayer = KRNetReplayer(trainee.stored(), table, job.samples, stats.low, stats.high, job.device)
             return fidelity(replayer.decode, job.source, stats).r2 >= target
 
         checkpoint = None
@@ -330,20 +382,50 @@ class KRNetRecorder(Recorder):
             raise NotARecordingError(
                 f"settings of the network refused: {error}. Restore the file from a copy, or record again"
             ) from error
-        try:
-            with torch.device("meta"):
-                net = KRNet(config, table.num_groups)
-        except (RuntimeError, TypeError) as error:  # sizes whose product overflows
-            raise OversizedRecordingError(f"a network of no possible size: {error}. Record again") from error
-        weights = {
-            name: store.tensor(f"{PREFIX}{name}", shape=p.shape, dtype=torch.float32)
-            for name, p in net.state_dict().items()
-        }
+        net = empty(config, table.num_groups, samples.num_samples)
+        weights = stored_weights(store, net, config)
         net.load_state_dict(weights, assign=True)
         if device.type == "cpu":  # in which depthwise convolutions are quicker there
             net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         low, high = (store.tensor(name, shape=(config.channels,), dtype=torch.float32) for name in ("low", "high"))
         return KRNetReplayer(net, table, samples, low, high, device)
+
+
+def empty(config: NetworkConfig, num_groups: int, num_samples: int) -> KRNet:
+    """Shapes without memory."""
+    try:
+        with torch.device("meta"):
+            return KRNet(config, num_groups, num_samples)
+    except (RuntimeError, TypeError) as error:  # sizes whose product overflows
+        raise OversizedRecordingError(f"a network of no possible size: {error}. Record again") from error
+
+
+def stored_weights(store: TensorStore, net: KRNet, config: NetworkConfig) -> dict[str, Tensor]:
+    """The weights that a recording has for a network of these shapes."""
+    shapes = {name: tuple(p.shape) for name, p in net.named_parameters()}
+    if plan := rounding(net, config):
+        return unpack(store, PREFIX, shapes, plan)
+    return {name: store.tensor(f"{PREFIX}{name}", shape=s, dtype=torch.float32) for name, s in shapes.items()}
+
+
+@torch.no_grad()
+def start_codes(codes: Tensor, job: Job) -> None:
+    """Where samples lie along the directions in which they differ most, each in units of its deviation."""
+    num_samples, width = codes.shape
+    some = torch.linspace(0, num_samples - 1, min(num_samples, PCA_SAMPLES)).round().long().unique()
+
+    def flat(ids: Tensor) -> Tensor:
+        values = job.source.read(ids).to(job.device).view(len(ids), *(job.source.shape or (1,)))
+        return normalise(values, job.stats.low, job.stats.high).flatten(1)
+
+    with parallel.exact(), torch.random.fork_rng():
+        torch.manual_seed(job.fit.seed)
+        x = flat(some)
+        mean, most = x.mean(0), min(width, len(some) - 1, x.shape[1])
+        axes = torch.svd_lowrank(x - mean, q=min(most + 16, *x.shape), niter=4)[2][:, :most]  # (values, most)
+        for ids in torch.arange(num_samples).split(PCA_SAMPLES):
+            codes[ids, :most] = ((flat(ids) - mean) @ axes).to(codes)
+    codes[:, :most] /= codes[:, :most].std(0).clamp(min=1e-12)
 
 
 def fit_fingerprint(job: Job) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from krnet.samples import Samples
 from krnet.sizing import preset_config
 
 VECTORS = ("embed.static", "embed.dynamic")
+CODES = "codes"
 
 
 def earlier_config(
@@ -47,9 +48,15 @@ def earlier_config(
 
 
 def carry_over(
-    net: torch.nn.Module, start: Earlier, samples: Samples, table: GroupTable, low: Tensor, high: Tensor
+    net: torch.nn.Module,
+    start: Earlier,
+    weights: Mapping[str, Tensor],
+    samples: Samples,
+    table: GroupTable,
+    low: Tensor,
+    high: Tensor,
 ) -> None:
-    """Load what the earlier recording knows into `net`, whose groups are those of `table`."""
+    """Load what the earlier recording, of these weights, knows into `net`, whose groups are those of `table`."""
     group_size = table.group_size
     old_table = GroupTable.build(len(start), start.labels, group_size)
     places = _places(start.labels, old_table), _places(samples.labels, table)
@@ -57,9 +64,11 @@ def carry_over(
     pairs = [(new, earlier[place]) for new, place in enumerate(places[1]) if place in earlier]
     with torch.no_grad():
         for name, own in net.state_dict().items():
-            shape = (old_table.num_groups, group_size) if name in VECTORS else own.shape
-            old = start.tensor(f"net.{name}", shape=shape, dtype=torch.float32)
-            if name not in VECTORS:
+            old = weights[name]
+            if name == CODES:
+                new_ids, old_ids = _same_samples(pairs, table, old_table)
+                own[new_ids] = old[old_ids]
+            elif name not in VECTORS:
                 own.copy_(old)
             elif pairs:
                 new_rows, old_rows = (torch.tensor(side) for side in zip(*pairs, strict=True))
@@ -82,3 +91,14 @@ def _places(labels: Tensor | None, table: GroupTable) -> list[tuple[int | None, 
         places.append((name, seen.get(name, 0)))
         seen[name] = seen.get(name, 0) + 1
     return places
+
+
+def _same_samples(pairs: list[tuple[int, int]], table: GroupTable, old_table: GroupTable) -> tuple[Tensor, Tensor]:
+    """IDs of samples that are in both, by group and slot: in the new recording and in the old one."""
+    ids = torch.full((old_table.num_groups + 1, old_table.group_size), -1)  # the last row: groups that are new
+    ids[old_table.group, old_table.slot] = torch.arange(len(old_table.group))
+    earlier = torch.full((table.num_groups,), old_table.num_groups)
+    for new, old in pairs:
+        earlier[new] = old
+    found = ids[earlier[table.group], table.slot]
+    return (found >= 0).nonzero()[:, 0], found[found >= 0]
