@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from krnet import data, learning, ledger, protocol
-from krnet.typed import parse_setting
+from krnet.typed import parse_counts, parse_setting
 
 
 class Print(learning.Silent):
@@ -30,6 +30,7 @@ def main():
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--tasks", type=int, default=10)
     parser.add_argument("--base-classes", type=int)
+    parser.add_argument("--sizes", help="classes of every task instead, such as 50,5x2")
     parser.add_argument("--order", default="lucir1993")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
@@ -40,7 +41,9 @@ def main():
     args = parser.parse_args()
     ledger.commit()  # of the code that runs, not of what it has become by the end
     images = data.load(args.data, args.data_dir)
-    split = protocol.split(args.order, num_classes=images.num_classes, base_classes=args.base_classes, tasks=args.tasks)
+    sizes = {"sizes": parse_counts(args.sizes)} if args.sizes else {}
+    sizes = sizes or {"base_classes": args.base_classes, "tasks": args.tasks}
+    split = protocol.split(args.order, num_classes=images.num_classes, **sizes)
     given = dict(parse_setting(item) for item in args.set)
     for method, settings in learning.settings_of(args.methods, given, images, args.preset).items():
         started = time.perf_counter()

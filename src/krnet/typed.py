@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+WORDS = {"true": True, "false": False, "none": None}
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 Selection = list[int | slice] | Path
@@ -47,12 +48,12 @@ def parse_duration(text: str) -> float:
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """name=value, the value true, false, a number, numbers with commas between them, or a word"""
+    """name=value, the value true, false, none, a number, numbers with commas between them, or a word"""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise ValueError(f"{text!r} is not a setting; expected name=value, such as c0=128")
-    if value in ("true", "false"):
-        return name, value == "true"
+    if value.lower() in WORDS:  # written as Python prints them, too
+        return name, WORDS[value.lower()]
     numbers = [_parse_number(part) for part in value.split(",")]
     if None in numbers:
         return name, value

@@ -138,10 +138,10 @@ class Maps:
         return Maps(function(self.plain), None if self.mirrored is None else function(self.mirrored))
 
     def take(self, ids: Tensor, mirror: Tensor) -> Tensor:
-        found = self.plain.index_select(0, ids)
+        found = self.plain[ids]
         if self.mirrored is not None:
             mirror = mirror.view(-1, *[1] * (found.dim() - 1))
-            found = torch.where(mirror, self.mirrored.index_select(0, ids), found)
+            found = torch.where(mirror, self.mirrored[ids], found)
         return found.permute(0, 3, 1, 2) if found.dim() == 4 else found
 
 
