@@ -17,8 +17,9 @@ from krnet import layers, parallel
 from krnet.config import FitConfig
 from krnet.embedding import GroupTable
 from krnet.features import open_features
+from krnet.recorders._fitting import batch_size
 from krnet.recorders.base import Job
-from krnet.recorders.krnet import KRNetFit, KRNetRecorder, batch_size
+from krnet.recorders.krnet import KRNetFit, KRNetRecorder
 from krnet.samples import Samples
 from krnet.scan import scan
 from krnet.speed import timed

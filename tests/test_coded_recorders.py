@@ -255,10 +255,8 @@ def test_the_size_is_told_before_anything_is_coded(recorder, tmp_path):
         chosen = choose(recorder)
         job = job_for(features)
         told = chosen.size_bytes(job, settings)
-        assert told == pytest.approx(path.stat().st_size, rel=0.02, abs=3000)
-        learned = chosen.learn(job, chosen.config_class(**settings))
-        assert chosen.size_bytes(job, settings, learned) == told
-        assert chosen.size_bytes(job, settings, learned, max_rows=300) == pytest.approx(told, rel=0.05)
+        assert told == pytest.approx(path.stat().st_size, rel=0.01, abs=1200)
+        assert chosen.size_bytes(job, settings, max_rows=300) == pytest.approx(told, rel=0.05)
 
 
 @every_recorder

@@ -120,3 +120,14 @@ def test_without_its_ideas_old_classes_are_forgotten(digits, tmp_path):
     assert old_accuracy(runs[0.25], "cnn") > old_accuracy(runs[0.0], "cnn") + 0.05
     assert old_accuracy(runs[0.25], "nme") > old_accuracy(runs[0.25], "cnn") + 0.05
     assert runs[0.25]["row"] == "nme" and runs[0.25]["last"] > 0.85
+
+
+@pytest.mark.parametrize("memory", ["per-class", "total"])
+def test_a_budget_of_bytes_is_kept_and_used(digits, tmp_path, memory):
+    image = math.prod(digits.image_shape) + 4
+    learner = make(digits, tmp_path, memory=memory, budget=3 * 8 * image + image - 1)
+    for task in range(3):
+        finish(learner, task)
+    assert sum(learner.exemplars.storage_bytes().values()) == 3 * 8 * image
+    with pytest.raises(SettingError, match=f"at least {8 * image}"):
+        make(digits, tmp_path, memory=memory, budget=8 * image - 1)

@@ -128,8 +128,33 @@ def test_later_recorders_teach_themselves_from_the_replays_of_the_one_before(dig
     ((features, labels),) = recorded
     assert torch.equal(features[: len(before)], before.replay(torch.arange(len(before))))
     assert torch.equal(labels[: len(before)], before.labels)
-    new = learner.apply(learner.trunk, learner.context.train, learner.context.task_ids(2))
-    assert torch.equal(features[len(before) :], new)
+    ids = learner.context.task_ids(2)
+    ids = ids[learner.context.train_labels[ids].argsort(stable=True)]  # class by class
+    assert torch.equal(features[len(before) :], learner.apply(learner.trunk, learner.context.train, ids))
+
+
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize(("recorder", "budget"), [("krnet", 60_000), ("quantized", 60_000)])
+def test_all_recordings_together_keep_the_budget_and_use_most_of_it(digits, tmp_path, recorder, budget, single):
+    learner = make(digits, tmp_path, recorder=recorder, budget=budget, single=single)
+    for task in range(learner.context.split.num_tasks):
+        run_task(learner, task, tmp_path)
+        assert sum(learner.storage_bytes().values()) <= budget
+    assert sum(learner.storage_bytes().values()) > 0.7 * budget
+
+
+def test_under_a_budget_a_krnet_goes_on_from_the_one_before(digits, tmp_path, monkeypatch):
+    learner = make(digits, tmp_path, budget=60_000)
+    starts, right = [], api.record
+
+    def note(features, labels, **options):
+        starts.append(options.get("start"))
+        return right(features, labels, **options)
+
+    monkeypatch.setattr(api, "record", note)
+    for task in range(3):
+        run_task(learner, task, tmp_path)
+    assert starts == [None, None, tmp_path / "later-1.krn"]
 
 
 def test_the_loss_is_cross_entropy_plus_the_change_of_f2s_features_on_replays_alone(digits, tmp_path):

@@ -22,8 +22,9 @@ from krnet.embedding import GroupTable
 from krnet.errors import NonFiniteLossError, ResumeError
 from krnet.features import open_features
 from krnet.metrics import Fidelity, fidelity
+from krnet.recorders._fitting import TARGET_EVERY, learning_rate
 from krnet.recorders.base import Job
-from krnet.recorders.krnet import KRNetFit, KRNetRecorder, learning_rate
+from krnet.recorders.krnet import KRNetFit, KRNetRecorder
 from krnet.samples import Samples
 from krnet.scan import scan
 from maps import relu_maps, signed_maps
@@ -256,9 +257,9 @@ def test_the_running_loss_proposes_the_end_and_all_features_decide(monkeypatch):
         measured.append(found.r2)
         return found if len(measured) > 1 else Fidelity(found.mse, -100.0)
 
-    monkeypatch.setattr(recorders.krnet, "fidelity", doubting)
+    monkeypatch.setattr(recorders._fitting, "fidelity", doubting)
     info = krnet.record(features, target_r2=-10.0, iterations=2000, **TINY).info()
-    assert len(measured) == 2 and info["iterations"] == 2 * recorders.krnet.TARGET_EVERY
+    assert len(measured) == 2 and info["iterations"] == 2 * TARGET_EVERY
 
 
 def test_it_stops_when_the_time_is_up():

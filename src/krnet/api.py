@@ -11,10 +11,10 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Callable
-from dataclasses import asdict, fields
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields, replace
 from importlib.metadata import PackageNotFoundError, version
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -22,26 +22,38 @@ import torch
 from torch import Tensor, nn
 
 from krnet import archive
-from krnet.config import PAPER_FITS, FitConfig, check_choice, from_dict, unknown_setting
-from krnet.errors import FeatureError, FidelityError, InputError, NonFiniteLossError, ProbeError, ResumeError
+from krnet.budget import parse_size, smallest_reaching
+from krnet.config import PAPER_FITS, FitConfig, check_choice, check_range, from_dict, unknown_setting
+from krnet.errors import (
+    BudgetError,
+    FeatureError,
+    FidelityError,
+    InputError,
+    NonFiniteLossError,
+    ProbeError,
+    ResumeError,
+)
 from krnet.features import FeatureSource, check_labels, open_features
 from krnet.files import refuse_overwriting
+from krnet.header import encode_head
 from krnet.metrics import fidelity
 from krnet.parallel import pick_device
-from krnet.recorders import krnet as _krnet  # noqa: F401  registers itself
+from krnet.recorders import autoencoder as _autoencoder  # noqa: F401  registers itself
+from krnet.recorders import images as _images  # noqa: F401
+from krnet.recorders import krnet as _krnet  # noqa: F401
 from krnet.recorders import pca as _pca  # noqa: F401
+from krnet.recorders import pq as _pq  # noqa: F401
 from krnet.recorders import quantized as _quantized  # noqa: F401
 from krnet.recorders import raw as _raw  # noqa: F401
 from krnet.recorders import transform as _transform  # noqa: F401
-from krnet.recorders.base import Content, Job, Recorder, choose
+from krnet.recorders.base import PROBE_SAMPLES, PROBE_VALUES, Content, Job, Recorder, choose
 from krnet.replay import PRECISIONS, Recording
 from krnet.samples import Samples
 from krnet.scan import normalise, scan
 from krnet.training import Status
 
 AnyPath = str | os.PathLike[str]
-PROBE_SAMPLES = 8
-PROBE_VALUES = 64  # per sample, evenly spaced: 2 KB in all, enough to notice a wrong decoder
+STOP_AT_TARGET = {"krnet"}  # whose target_r2 ends the fit early; for all others it is a size to be found
 PROBE_TOLERANCE = 1e-4  # of the largest value; devices and thread counts differ by about 1e-6
 
 
@@ -54,26 +66,33 @@ def record(
     iterations: int | None = None,
     target_r2: float | None = None,
     time_budget: float | None = None,
+    budget: int | str | None = None,
     resume: bool = False,
     out: AnyPath | None = None,
     seed: int = 0,
     device: str | None = None,
     head: nn.Module | None = None,
     start: AnyPath | Recording | None = None,
+    grows_to: int | None = None,
     key: str | None = None,
     watch: Callable[[Status, float], None] | None = None,
+    over_budget: bool = False,
     **settings: Any,
 ) -> Recording:
     """Record features so that any sample can be replayed by its ID.
 
     features   tensor, array, memmap, path (.npy .npz .safetensors .h5 .zarr) or anything with len() and [i]
     labels     one integer a sample; samples of a class then share their group vectors
+    budget     most bytes of the file, as 12_000_000 or "12MB" (MB = 10^6): the best recording of at most that size
+    target_r2  of krnet: the fit stops there; of every other recorder: the smallest file that reaches it
     out        file to write; by default a temporary one that lives as long as the Recording
     resume     go on from a checkpoint beside `out`; a finished file is returned at once
     head       a frozen module to see the features through (L_kr2, weight `gamma`)
     start      an earlier recording to start from: its samples need not be learnt anew
+    grows_to   samples that the budget is to last for, where more will be recorded later with start
     key        which array of a file that holds several
     watch      called with (Status, R2 of the latest batches) while fitting
+    over_budget  where the budget cannot be kept, write the smallest file instead of refusing
 
     Other settings are those of FitConfig (batch_size, schedule, lr, ...) and of the recorder (d0, c0, ...).
     """
@@ -86,14 +105,23 @@ def record(
     stops = {"iterations": iterations, "target_r2": target_r2, "time_budget": time_budget}
     given |= {name: value for name, value in stops.items() if value is not None}
     paper = PAPER_FITS.get(preset or "", {}) if given.get("schedule") == "paper" else {}
+    limit = None if budget is None else parse_size(budget)
+    target = None if chosen.name in STOP_AT_TARGET else given.pop("target_r2", None)
     fit = from_dict(FitConfig, {**paper, "seed": seed, "device": device, **given})
+    if target is not None:
+        check_range("target_r2", target, -inf, 1)
+        if limit is not None:
+            raise InputError(
+                f"budget and target_r2 are given, and recorder {chosen.name} takes one of them: the best file of a "
+                f"size, or the smallest that is good enough. Leave one out"
+            )
 
     keep, path = _destination(out)
     inputs = [item for item in (features, labels) if isinstance(item, str | os.PathLike)]
     refuse_overwriting([path], inputs)
     source = open_features(features, key=key)
     if resume and path.exists():
-        return _finished(path, source, chosen, fit)
+        return _finished(path, source, chosen, fit, None if over_budget else limit)
     samples = Samples(len(source), source.shape, check_labels(labels, len(source)))
     stats = scan(source)
     job = Job(
@@ -106,26 +134,85 @@ def record(
         settings={name: value for name, value in settings.items() if name not in fit_names},
         head=head,
         start=open(start) if isinstance(start, str | os.PathLike) else start,
+        grows_to=grows_to,
         checkpoint=None if out is None else _checkpoint_path(path),
         resume=resume,
         watch=watch,
     )
-    content = chosen.fit(job)
-    tensors, metadata = describe(job, chosen, content)
+    if target is not None:
+        tensors, metadata = _smallest_reaching(job, chosen, target)
+        metadata["fit"]["target_r2"] = target
+    else:
+        if limit is not None:
+            job = replace(job, settings={**chosen.for_budget(job, limit), **job.settings})
+        tensors, metadata = describe(job, chosen, chosen.fit(job))
+        if limit is not None:
+            metadata["fit"]["budget"] = limit
+        if limit is not None and not over_budget:
+            _check_size(path, chosen, metadata, file_bytes(tensors, metadata), limit)
     archive.write(path, tensors, metadata)
     _checkpoint_path(path).unlink(missing_ok=True)
-    return Recording(archive.open_archive(path), job.device, keep=keep)
+    return Recording(archive.open_archive(path), job.device, keep=keep, trunk=job.settings.get("trunk"))
 
 
-def open(path: AnyPath, device: str | torch.device | None = "cpu", precision: str = "exact") -> Recording:
-    """Open a recording file; device None takes the GPU where there is one, precision fast its bf16."""
+def _smallest_reaching(job: Job, recorder: Recorder, target: float) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What to write: the smallest file that reaches an R2, or the best where none does."""
+    made: dict[str, tuple[int, float, Any]] = {}  # the latest, by its settings: a budget may change nothing
+
+    def make(budget: int) -> tuple[int, float, Any]:
+        settings = {**recorder.for_budget(job, budget), **job.settings}
+        name = repr(sorted(settings.items()))
+        if name not in made:
+            made.clear()
+            own = replace(job, settings=settings, checkpoint=None, resume=False)
+            tensors, metadata = describe(own, recorder, recorder.fit(own))
+            made[name] = file_bytes(tensors, metadata), metadata["metrics"]["r2"], (tensors, metadata)
+        return made[name]
+
+    return smallest_reaching(target, make, feature_bytes=4 * job.stats.count)
+
+
+def file_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> int:
+    """Size of the file that `archive.write` would write of them."""
+    entries = archive._plan("", tensors, {})
+    return len(encode_head("", metadata, entries)) + sum(entry.size_bytes for entry in entries.values())
+
+
+def _check_size(path: Path, recorder: Recorder, metadata: Mapping[str, Any], found: int, budget: int) -> None:
+    if found > budget:
+        settings = ", ".join(f"{name} {value}" for name, value in metadata["settings"].items())
+        raise BudgetError(
+            f"{path}: takes {found} bytes with recorder {recorder.name} ({settings}), the smallest it has for these "
+            f"features and settings; the budget is {budget}. Nothing was written. Raise the budget to {found} bytes, "
+            f"leave out settings of your own, or take another recorder"
+        )
+
+
+def open(
+    path: AnyPath,
+    device: str | torch.device | None = "cpu",
+    precision: str = "exact",
+    *,
+    trunk: nn.Module | None = None,
+) -> Recording:
+    """Open a recording file; device None takes the GPU where there is one, precision fast its bf16.
+
+    trunk      of a recording of images (recorder images): the module that their features are made with
+    """
     check_choice("precision", precision, PRECISIONS)
-    return Recording(archive.open_archive(path), pick_device(device), precision)
+    return Recording(archive.open_archive(path), pick_device(device), precision, trunk=trunk)
 
 
-def verify(path: AnyPath, against: Any = None, *, device: str | None = "cpu", key: str | None = None) -> dict[str, Any]:
+def verify(
+    path: AnyPath,
+    against: Any = None,
+    *,
+    device: str | None = "cpu",
+    key: str | None = None,
+    trunk: nn.Module | None = None,
+) -> dict[str, Any]:
     """Check structure, every checksum and the stored probe; given the features, the error as well."""
-    recording = open(path, device)
+    recording = open(path, device, trunk=trunk)
     kept = archive.open_archive(path)
     kept.verify()
     ids = kept.tensor("probe.ids", dtype=torch.int64)
@@ -167,6 +254,7 @@ def verify(path: AnyPath, against: Any = None, *, device: str | None = "cpu", ke
 def describe(job: Job, recorder: Recorder, content: Content) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Measure a fitted recorder as it will be replayed, and say all that the file should."""
     replayer = recorder.replay(job.samples, content.settings, content, job.device)
+    replayer.trunk = job.settings.get("trunk")
     measured = fidelity(replayer.decode, job.source, job.stats)
     if not isfinite(measured.mse):
         raise NonFiniteLossError("the fitted recorder decodes to NaN or infinity; nothing was written. Lower lr")
@@ -243,7 +331,7 @@ def _checkpoint_path(path: Path) -> Path:
     return path.with_name(path.name + ".ckpt")
 
 
-def _finished(path: Path, source: FeatureSource, recorder: Recorder, fit: FitConfig) -> Recording:
+def _finished(path: Path, source: FeatureSource, recorder: Recorder, fit: FitConfig, budget: int | None) -> Recording:
     recording = open(path, pick_device(fit.device))
     found = (recording.info()["recorder"], len(recording), recording.shape)
     expected = (recorder.name, len(source), source.shape)
@@ -251,6 +339,11 @@ def _finished(path: Path, source: FeatureSource, recorder: Recorder, fit: FitCon
         raise ResumeError(
             f"{path}: a finished recording (recorder, samples, shape) {found}; these features need {expected}. "
             f"Choose another output, or record without resume to replace it"
+        )
+    if budget is not None and recording.nbytes > budget:
+        raise ResumeError(
+            f"{path}: a finished recording of {recording.nbytes} bytes; the budget is {budget}. Choose another output, "
+            f"or record without resume to replace it"
         )
     return recording
 

@@ -19,7 +19,8 @@ import typer
 from typer.core import TyperGroup
 
 from krnet import tables, typed
-from krnet.config import PRESETS, SCHEDULES, FitConfig, NetworkConfig
+from krnet.budget import parse_size, parse_sizes
+from krnet.config import PRESETS, SCHEDULES, FitConfig, NetworkConfig, describe
 from krnet.errors import KrnetError
 from krnet.options import (
     GEOMETRY,
@@ -145,7 +146,22 @@ def record(
         int | None,
         fit_option("iterations", ", ".join(f"{n} with {name}" for name, n in SCHEDULES.items())),
     ] = None,
-    target_r2: Annotated[float | None, fit_option("target_r2", "none")] = None,
+    budget: Annotated[
+        Any,
+        typer.Option(
+            parser=parse_size,
+            metavar="12MB|800kB|BYTES",
+            help="Most bytes of the file (MB = 10^6): the best recording of at most that size.",
+            show_default="none",
+        ),
+    ] = None,
+    target_r2: Annotated[
+        float | None,
+        typer.Option(
+            help=f"{describe(FitConfig)['target_r2']} Of recorders other than krnet: the smallest file that does.",
+            show_default="none",
+        ),
+    ] = None,
     time_budget: Annotated[
         Any, fit_option("time_budget", "none", parser=typed.parse_duration, metavar="SECONDS|10m|1h30m")
     ] = None,
@@ -171,6 +187,7 @@ def record(
     \b
     Example:
       krnet record features.npy --labels labels.npy -o features.krn --time-budget 10m
+      krnet record features.npy -o small.krn --recorder pca --budget 6.5MB
     """
     from krnet import api
     from krnet.progress import Display
@@ -195,7 +212,7 @@ def record(
             display.phase("reading the features")
             recording = api.record(
                 features, labels, recorder=recorder, preset=preset, resume=resume, out=out, key=key,
-                start=start, watch=display.fit, **given,
+                start=start, watch=display.fit, budget=budget, **given,
             )  # fmt: skip
     except KeyboardInterrupt:
         if _changed(checkpoint) not in (None, before):
@@ -207,11 +224,13 @@ def record(
     tables.show(info, tables.info_rows(info), as_json)
     target = given.get("target_r2")
     if target is not None and info["r2"] < target:
-        _say(
-            f"warning: {out} was written, but its R2 of {info['r2']:.4f} is below the target of {target}. Record again "
-            f"with more --iterations (these were {info['iterations']:,}), a longer --time-budget, or a wider network "
-            f"(--set d0=... or --set c0=...)"
+        more = (
+            f"Record again with more --iterations (these were {info['iterations']:,}), a longer --time-budget, or a "
+            f"wider network (--set d0=... or --set c0=...)"
+            if recorder in api.STOP_AT_TARGET
+            else "No larger file was better: leave out settings that hold it back, or take another recorder"
         )
+        _say(f"warning: {out} was written, but its R2 of {info['r2']:.4f} is below the target of {target}. {more}")
 
 
 def _changed(path: Path) -> int | None:
@@ -499,3 +518,80 @@ def speed(
     say = (lambda text: None) if quiet else _say
     found = measure(features, labels, preset=chosen, device=device, targets=wanted, say=say)
     tables.show(found, tables.speed_rows(found), as_json)
+
+
+@bench.command(short_help="Bytes against R2 and replay accuracy, for every recorder.")
+def rate(
+    features: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FEATURES", help="Feature maps (N, ...) as .npy .npz .safetensors .h5 .zarr.", show_default=False
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder to write to.", show_default=False)],
+    labels: Annotated[
+        Path | None,
+        typer.Option(metavar="L.npy", help="Class of each sample, as the head numbers them.", show_default="none"),
+    ] = None,
+    head: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="HEAD.pt",
+            help="Feature maps to logits, as torch.export or TorchScript wrote it, or the folder of a kril run.",
+            show_default="none",
+        ),
+    ] = None,
+    budgets: Annotated[
+        Any, typer.Option(parser=parse_sizes, metavar="SIZE,SIZE,...", help="Most bytes of a file (MB = 10^6).")
+    ] = "3MB,6.5MB,12MB,24MB",
+    recorders: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,NAME,...",
+            help="Ways to store the features; pca:components=64 holds a setting at every budget.",
+            show_default="all that need features alone",
+        ),
+    ] = None,
+    key: Key = None,
+    iterations: Annotated[int | None, fit_option("iterations", "the schedule's")] = None,
+    time_budget: Annotated[
+        Any, fit_option("time_budget", "none", parser=typed.parse_duration, metavar="SECONDS|10m|1h30m")
+    ] = None,
+    seed: Annotated[int, fit_option("seed", str(FitConfig.seed))] = FitConfig.seed,
+    device: Device = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Writes DIR/rate.json, DIR/rate.png and the recordings in DIR/points; prints a table of all points on stdout.
+
+    Each recorder is fitted at each budget and scored only after its file has been opened again. A second run makes
+    only what is missing. A budget that a recorder cannot keep gives its smallest file, marked as over. Exit code 1
+    says that a recorder failed; the others are there.
+
+    \b
+    Example:
+      krnet bench rate features.npy --labels labels.npy --head head.pt2 --budgets 3MB,12MB -o rate
+    """
+    from krnet import rate as rates
+    from krnet.progress import Display
+
+    chosen = None if recorders is None else [part for part in recorders.split(",") if part]
+    try:
+        with Display(quiet) as display:
+            found = rates.bench(
+                features, labels, out=out, head=head, budgets=budgets, recorders=chosen, iterations=iterations,
+                time_budget=time_budget, seed=seed, device=device, key=key, say=display.phase, watch=display.fit,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        _say(f"stopped; the points that were done are in {out}. To go on, give the same command again")
+        raise typer.Exit(130) from None
+    if as_json:
+        tables.show_json(found)
+    else:
+        rates.show(found)
+        if not quiet:
+            _say(f"written to {out / rates.RATE} and {out / rates.PICTURE}")
+    for failed in found["errors"]:
+        _say(f"error: {failed['recorder']} at {failed['budget']} bytes: {failed['error']}")
+    if found["errors"]:
+        raise typer.Exit(1)

@@ -2,7 +2,7 @@
 
     KrnetError
       InputError            the caller's data or settings are refused (also a ValueError)
-        FeatureError  LabelError  SettingError  ResumeError
+        FeatureError  LabelError  SettingError  BudgetError  ResumeError
         DataError           images that cannot be learned from
           UnsafePickleError
       FitError              recording started and could not go on
@@ -39,6 +39,10 @@ class UnsafePickleError(DataError):
 
 class SettingError(InputError):
     """An unknown setting, or a value outside its range."""
+
+
+class BudgetError(InputError):
+    """A recording that is larger than it may be."""
 
 
 class ResumeError(InputError):

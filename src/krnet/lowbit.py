@@ -27,6 +27,8 @@ from krnet.recorders.base import TensorStore
 LEAST_SCALE = 2.0**-14  # the smallest normal fp16
 NORMAL_BITS = math.log2(math.sqrt(2 * math.pi * math.e))  # of a normal variable, rounded to multiples of its deviation
 TABLES = {"first": torch.int16, "sizes": torch.uint16, "weights": torch.uint16}
+NUM_TENSORS = 6  # that `pack` makes
+TABLE_BYTES = 300  # of a table, at most
 SMALL = 1 << 24  # values that a file may claim whatever its size
 VALUES_PER_BYTE = 1 << 10
 
@@ -143,6 +145,25 @@ def unpack(
     if not coder.is_empty():  # as it is after what was encoded; most damage shows here
         raise NotARecordingError(f"the weights' stream of {len(stream)} bytes goes on after its last weight. {RESTORE}")
     return found
+
+
+def packed_bytes(shapes: Mapping[str, tuple[int, ...]], plan: Mapping[str, Rounding]) -> int:
+    """Most that `pack` makes of weights of these shapes."""
+    total = 4.0
+    for name, shape in shapes.items():
+        size = math.prod(shape)
+        if name not in plan:
+            total += 2 * size
+        elif (axis := plan[name].axis) is None:
+            total += size + TABLE_BYTES
+        else:
+            total += size * coded_bits(plan[name].step) / 8 + 2 * shape[axis] + TABLE_BYTES
+    return math.ceil(total)
+
+
+def coded_bits(step: float) -> float:
+    """Entropy of numbers of mean square 1 in such steps: at most that of normal ones, to whose power rounding adds."""
+    return 0.5 * math.log2(2 * math.pi * math.e * (1 / step**2 + 1 / 12))
 
 
 def _tables(symbols: list[np.ndarray]) -> Tables:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from krnet import archive
@@ -41,8 +41,15 @@ CHUNK_BYTES = 64 << 20  # of decoded features: bounds what a large request needs
 class Recording:
     """N features, replayed by ID. Opening reads the header; weights are read, and checked, on first use."""
 
-    def __init__(self, kept: archive.Archive, device: torch.device, precision: str = "exact", keep: object = None):
-        """`keep` is held as long as the recording: what a temporary file goes with."""
+    def __init__(
+        self,
+        kept: archive.Archive,
+        device: torch.device,
+        precision: str = "exact",
+        keep: object = None,
+        trunk: nn.Module | None = None,
+    ):
+        """`keep` is held as long as the recording: what a temporary file goes with. `trunk`: see Replayer."""
         self._archive = kept
         self._keep = keep
         self.device = device
@@ -53,6 +60,9 @@ class Recording:
                 f"A checkpoint is taken up again by recording with resume"
             )
         self._recorder = written_by(kept.metadata.get("recorder"), kept.path)
+        if trunk is not None and not self._recorder.takes_trunk:
+            raise InputError(f"{kept.path}: a trunk is given, and recorder {self.recorder} needs none; leave it out")
+        self._trunk = trunk
         _check_fields(kept)
         self._samples = Samples.recall(kept.metadata, kept.nbytes, self._read_labels, kept.path)
         self._replayer: Replayer | None = None
@@ -112,7 +122,7 @@ class Recording:
     def to(self, device: str | torch.device, precision: str | None = None) -> Recording:
         """The same recording on another device, or in the other precision (exact or fast)."""
         check_choice("precision", precision or self.precision, PRECISIONS)
-        return Recording(self._archive, pick_device(device), precision or self.precision, self._keep)
+        return Recording(self._archive, pick_device(device), precision or self.precision, self._keep, self._trunk)
 
     def __getitem__(self, which: Any) -> Tensor:
         """Features by ID: a number gives one sample; a slice, list, mask or tensor gives a batch in its order."""
@@ -143,6 +153,7 @@ class Recording:
                 self._replayer = self._recorder.replay(self._samples, settings, self._archive, self.device)
             except (NotARecordingError, OversizedRecordingError) as error:  # a recorder knows nothing of files
                 raise type(error)(f"{self.path}: {error}") from error
+            self._replayer.trunk = self._trunk
         return self._replayer
 
     def _ids(self, which: Any) -> Tensor:

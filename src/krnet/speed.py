@@ -28,8 +28,9 @@ from krnet.config import FitConfig, NetworkConfig
 from krnet.embedding import GroupTable
 from krnet.features import FeatureSource, check_labels, open_features
 from krnet.feed import Feed
+from krnet.recorders._fitting import batch_size
 from krnet.recorders.base import Job
-from krnet.recorders.krnet import KRNet, KRNetFit, KRNetRecorder, batch_size
+from krnet.recorders.krnet import KRNet, KRNetFit, KRNetRecorder
 from krnet.samples import Samples
 from krnet.scan import scan
 from krnet.training import Outcome

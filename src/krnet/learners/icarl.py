@@ -27,6 +27,7 @@ Rehearsal, the part without a loss, is what LUCIR builds on, too.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -50,6 +51,8 @@ class RehearsalConfig(LearnerConfig):
     """Exemplars of every class, with memory per-class."""
     memory_total: int = 2000
     """Exemplars of all classes together, with memory total: every class gives up its last ones as others come."""
+    budget: int | None = None
+    """Most bytes of exemplars, their labels included: as many as fit, instead of the number that memory names."""
     nme_flip: bool = True
     """Means of exemplars take in their mirror images, where the data set may be mirrored."""
 
@@ -59,6 +62,8 @@ class RehearsalConfig(LearnerConfig):
         check_choice("nme_flip", self.nme_flip, (True, False))
         for name in ("exemplars_per_class", "memory_total"):
             check_int(name, getattr(self, name), 1)
+        if self.budget is not None:
+            check_int("budget", self.budget, 1)
         if self.ce != "seen":
             raise SettingError(
                 f"ce is {self.ce!r}; expected seen: exemplars are of old classes, which 'new' leaves out"
@@ -72,10 +77,15 @@ class Rehearsal(Learner):
 
     def __init__(self, context: Context, config: RehearsalConfig):
         super().__init__(context, config)
-        classes = context.num_seen(context.split.num_tasks - 1)
-        if config.memory == "total" and config.memory_total < classes:
-            raise SettingError(f"memory_total is {config.memory_total}; expected one for each of {classes} classes")
         self.exemplars = Exemplars.none(context.data.image_shape, self.device)
+        self.num_classes = context.num_seen(context.split.num_tasks - 1)
+        if not self.per_class(self.num_classes):
+            name = "memory_total" if config.budget is None else "budget"
+            least = self.num_classes * (1 if config.budget is None else self.exemplar_bytes)
+            raise SettingError(
+                f"{name} is {getattr(config, name)}; expected at least {least}, for one exemplar of each of "
+                f"{self.num_classes} classes"
+            )
         self.means = torch.empty(0, device=self.device)
 
     def frozen_copy(self) -> Classifier:
@@ -88,11 +98,22 @@ class Rehearsal(Learner):
         ids, seed = context.task_ids(self.task), context.seed_for(self.task)
         return self.exemplars.joined(context.train, context.train_labels, ids, c.batch_size, seed, augmented=c.augment)
 
+    @property
+    def exemplar_bytes(self) -> int:
+        pixels, labels = self.exemplars.pixels, self.exemplars.labels
+        return math.prod(pixels.shape[1:]) * pixels.element_size() + labels.element_size()
+
+    def per_class(self, num_seen: int) -> int:
+        """Exemplars of each class, when so many have been seen."""
+        c = self.config
+        if c.budget is not None:
+            return c.budget // (self.exemplar_bytes * (num_seen if c.memory == "total" else self.num_classes))
+        return c.exemplars_per_class if c.memory == "per-class" else c.memory_total // num_seen
+
     def remember(self) -> None:
         """At the end of a task: exemplars of its classes, fewer of the others if need be, and everybody's means."""
-        c, context = self.config, self.context
-        total_share = c.memory_total // context.num_seen(self.task)
-        per_class = c.exemplars_per_class if c.memory == "per-class" else total_share
+        context = self.context
+        per_class = self.per_class(context.num_seen(self.task))
         ids = context.task_ids(self.task)
         features = self.apply(self.model.features, context.train, ids)
         labels = context.train_labels[ids].to(self.device)

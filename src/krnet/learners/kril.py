@@ -71,6 +71,8 @@ class KrilConfig(LearnerConfig):
     """L_kr2: the recorder's error is also seen through F2."""
     gamma: float = 1e-3
     """Weight of L_kr2."""
+    budget: int | None = None
+    """Most bytes of all recordings together, when every task is learned: each has a share of them, by its samples."""
     single: bool = False
     """One recorder for all samples instead of one for the base task and one for the rest."""
 
@@ -84,8 +86,9 @@ class KrilConfig(LearnerConfig):
             check_choice(name, getattr(self, name), (True, False))
         for name in ("tail_lr", "aux", "gamma"):
             check_range(name, getattr(self, name), 0)
-        if self.recorder_iterations is not None:
-            check_int("recorder_iterations", self.recorder_iterations, 1)
+        for name in ("recorder_iterations", "budget"):
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), 1)
         known = choose(self.recorder).setting_names | {f.name for f in fields(FitConfig)}
         for name in self.own_settings():
             if name not in known:
@@ -265,21 +268,43 @@ class Kril(Learner):
 
     def _recording(self, task: int, features: Tensor, labels: Tensor, base_labels: Tensor) -> RecorderFit:
         c = self.config
+        by_class = labels.argsort(stable=True)  # labels then need no bytes of their own
+        features, labels = features[by_class.to(features.device)], labels[by_class]
         options: dict[str, Any] = {"recorder": c.recorder, "seed": self.context.seed_for(task, 3), **c.own_settings()}
+        if c.budget is not None:
+            options |= self._share(task, len(labels))
         if c.recorder == "krnet":
             iterations = c.recorder_iterations or SCHEDULES[c.recorder_schedule]
             if c.scaled:
                 iterations = max(1, round(iterations * min(1.0, len(labels) / len(base_labels))))
             options |= {"iterations": iterations, "schedule": c.recorder_schedule, "gamma": c.gamma}
-            preset = PRESET_SHAPES.get(tuple(features.shape[1:]))
+            preset = PRESET_SHAPES.get(tuple(features.shape[1:])) if c.budget is None else None
             options |= {"preset": preset, "head": self.tail if c.kr2 else None}
-            # A network sized by its samples has to grow with them; one of the paper's is large enough from the start.
-            if c.warm_start and preset is not None and task > (0 if c.single else 1):
+            # A network sized by its samples has to grow with them; one of the paper's, or one that was sized for all
+            # that is to come, is large enough from the start.
+            sized = preset is not None or c.budget is not None
+            if c.warm_start and sized and task > (0 if c.single else 1):
                 options |= {"start": self._files(task - 1)[-1], "preset": None}
         name = "recorder of the base task" if task == 0 else "recorder"
         return RecorderFit(name, self._files(task)[-1], features, labels, self.device, **options)
 
     # ------------------------------------------------------------------ recordings
+
+    def _share(self, task: int, num_samples: int) -> dict[str, Any]:
+        """What a recording may take of the budget: the base task's its share for good, the later one the rest.
+
+        A krnet has its final size from the start, so that each can go on from the one before; other recorders get
+        bytes in proportion to the samples that there are.
+        """
+        assert self.config.budget is not None
+        counts = [len(self.context.task_ids(t)) for t in range(self.context.split.num_tasks)]
+        final = sum(counts) if self.config.single else sum(counts[1:]) if task else counts[0]
+        rest = self.config.budget
+        if not self.config.single:
+            rest = rest - self._files(0)[0].stat().st_size if task else rest * counts[0] // sum(counts)
+        if self.config.recorder == "krnet":
+            return {"budget": rest, "grows_to": final}
+        return {"budget": rest * num_samples // final}
 
     def _files(self, task: int) -> list[Path]:
         """Recordings that hold all samples up to and including a task."""

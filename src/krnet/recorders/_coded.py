@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,8 +22,10 @@ import torch
 from torch import Tensor
 
 from krnet import parallel
+from krnet.budget import search
 from krnet.config import check_int, check_range, from_dict
 from krnet.errors import InputError, NotARecordingError, SettingError, TensorShapeError
+from krnet.features import FeatureSource
 from krnet.quantize import (
     MAX_ALPHABET,
     MAX_SYMBOL,
@@ -34,7 +37,7 @@ from krnet.quantize import (
     histograms,
     to_symbols,
 )
-from krnet.recorders.base import Content, Job, Recorder, Replayer, TensorStore
+from krnet.recorders.base import Content, Job, Recorder, Replayer, TensorStore, overhead_bytes
 from krnet.samples import Samples
 from krnet.scan import denormalise, normalise
 
@@ -42,9 +45,12 @@ PREFIX = "coded."
 CHUNK_BYTES = 16 << 20  # of numbers in hand while fitting
 CACHE_BYTES = 2 << 30  # of symbols that a reader keeps once it has decoded them
 MAX_BLOCK = 256  # rows; bounds what reading one row may take
-SURVEYED = 4096  # rows from which columns are grouped, and sizes guessed
+SURVEYED = 4096  # rows from which columns are grouped
+SEARCHED = 1024  # rows from which sizes are guessed
 CENTROID = 127  # parts of a step in which a centroid is kept
-HEADER_BYTES = 6000  # of a recording file, about: its header, labels and probe
+CODED_TENSORS = ("stream", "lengths", "column", "first", "sizes", "weights", "centroids")
+UNUSED = 0.01  # share of a budget that may be left over
+LEARNED = weakref.WeakKeyDictionary[FeatureSource, tuple[object, Any]]()  # the latest, gone with the features
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +108,7 @@ class Survey:
 
 def survey(numbers: Numbers, config: CodedConfig, *, max_rows: int | None = None) -> Survey:
     """Group the columns, count the symbols; of all rows, or of at most `max_rows` evenly spaced ones."""
-    few = numbers.some(SURVEYED)
+    few = numbers.some(min(SURVEYED, max_rows or SURVEYED))
     met = [histograms(_symbols(chunk, config)) for chunk in numbers.chunks(few, config.block_size)]
     column = group_columns(torch.stack(met).sum(0), len(few) / numbers.num_rows)
     num_tables = int(column.max()) + 1
@@ -176,11 +182,11 @@ class CodedNumbers:
 
     def tensors(self, prefix: str) -> dict[str, Tensor]:
         tables = self.blocks.tables
-        arrays = {
-            "stream": self.blocks.stream, "lengths": self.blocks.lengths, "column": tables.column,
-            "first": tables.first, "sizes": tables.sizes, "weights": tables.weights, "centroids": self.centroids,
-        }  # fmt: skip
-        return {prefix + name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+        arrays = (
+            self.blocks.stream, self.blocks.lengths, tables.column, tables.first, tables.sizes, tables.weights,
+            self.centroids,
+        )  # fmt: skip
+        return {prefix + name: torch.from_numpy(array.copy()) for name, array in zip(CODED_TENSORS, arrays)}
 
     @classmethod
     def load(cls, store: TensorStore, prefix: str, num_rows: int, num_columns: int, block_size: int) -> CodedNumbers:
@@ -287,9 +293,21 @@ class CodedRecorder(Recorder):
     def basis(self, job: Job, config: Any, learned: Any) -> tuple[Basis, Any]:
         """The basis, and the settings with all that they left open."""
 
+    def draft(self, job: Job, config: Any, learned: Any) -> tuple[Numbers, Any, dict[str, int]]:
+        """The numbers that would be coded, the settings, and about how many bytes each tensor of the basis takes."""
+        basis, config = self.basis(job, config, learned)
+        return numbers_of(job, basis), config, {name: tensor.nbytes for name, tensor in basis.tensors().items()}
+
     @abstractmethod
     def restore(self, samples: Samples, config: Any, store: TensorStore, low: Tensor, high: Tensor) -> Basis:
         """The basis from a file; it goes to the device that `low` is on."""
+
+    def _learn(self, job: Job, config: Any) -> Any:
+        """`learn`, once for the same features: a search among settings codes them many times."""
+        key = (self.name, str(job.device), job.fit.seed, getattr(config, "components", None))
+        if LEARNED.get(job.source, (None, None))[0] != key:
+            LEARNED[job.source] = key, self.learn(job, config)
+        return LEARNED[job.source][1]
 
     def fit(self, job: Job) -> Content:
         for option, given in (("preset", job.preset), ("head", job.head), ("start", job.start)):
@@ -300,23 +318,57 @@ class CodedRecorder(Recorder):
         config = from_dict(self.config_class, job.settings)
         started = time.perf_counter()
         with parallel.exact(), torch.inference_mode():
-            basis, config = self.basis(job, config, self.learn(job, config))
+            basis, config = self.basis(job, config, self._learn(job, config))
             numbers = numbers_of(job, basis)
             coded = encode(numbers, config, survey(numbers, config))
         tensors = {"low": job.stats.low, "high": job.stats.high, **basis.tensors(), **coded.tensors(PREFIX)}
         return Content(tensors=tensors, settings=asdict(config), seconds=time.perf_counter() - started)
 
-    def size_bytes(self, job: Job, settings: Mapping[str, Any], learned: Any = None, max_rows: int = SURVEYED) -> int:
-        """About how large a file `fit` would make, without coding it.
-
-        From `max_rows` samples; `learned` is what `learn` gave for the same features. For a search among settings.
-        """
+    def size_bytes(self, job: Job, settings: Mapping[str, Any], *, max_rows: int | None = SEARCHED) -> int:
+        """About how large a file `fit` would make, without coding it; from all samples, or from `max_rows` of them."""
         config = from_dict(self.config_class, settings)
         with parallel.exact(), torch.inference_mode():
-            basis, config = self.basis(job, config, learned or self.learn(job, config))
-            found = survey(numbers_of(job, basis), config, max_rows=max_rows)
-        own = sum(tensor.nbytes for tensor in basis.tensors().values())
-        return round(found.size_bytes + own + HEADER_BYTES)
+            numbers, config, own = self.draft(job, config, self._learn(job, config))
+            found = survey(numbers, config, max_rows=max_rows)
+        own |= {"low": job.stats.low.nbytes, "high": job.stats.high.nbytes}
+        overhead = overhead_bytes(job, len(CODED_TENSORS) + len(own), asdict(config))
+        return round(found.size_bytes) + sum(own.values()) + overhead
+
+    def for_budget(self, job: Job, budget: int) -> dict[str, Any]:
+        """The finest step that fits: found from some of the samples, then made sure of by coding all of them."""
+        given = dict(job.settings)
+        if "step" in given:
+            return given
+        self._learn(job, from_dict(self.config_class, given))  # refuses settings before any of them is tried
+        widest = min(2 * math.sqrt(math.prod(job.source.shape)) + 1, 1e3)  # beyond all numbers of an orthonormal basis
+        too_fine, aim, step, kept = 0.0, float(budget), self.config_class.step, None
+
+        def smallness(step: float) -> float:
+            nonlocal too_fine
+            try:
+                return -math.log(self.size_bytes(job, {**given, "step": step}))
+            except SettingError:  # more symbols than a table may have
+                too_fine = max(too_fine, step)
+                return -math.inf
+
+        for _ in range(4):
+            found = search(smallness, -math.log(aim), start=step, low=1e-6, high=widest, slack=UNUSED / 2, tries=16)
+            step = float(f"{found or widest:.5g}")
+            size = self._coded_bytes(job, {**given, "step": step})
+            if size <= budget:
+                kept = step if kept is None else min(step, kept)
+            at_an_end = found is None or step < 1.5 * too_fine
+            if (1 - UNUSED) * budget <= size <= budget or (at_an_end and (size > budget) == (found is None)):
+                break
+            # All samples take more, or less, than those that were searched with: aim by as much lower, or higher.
+            aim *= (1 - UNUSED / 4) * budget / size
+        return {**given, "step": step if kept is None else kept}
+
+    def _coded_bytes(self, job: Job, settings: Mapping[str, Any]) -> int:
+        """Size of the file, as it will be at most."""
+        content = self.fit(replace(job, settings=settings))
+        own = sum(tensor.nbytes for tensor in content.tensors.values())
+        return own + overhead_bytes(job, len(content.tensors), content.settings)
 
     def replay(
         self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device

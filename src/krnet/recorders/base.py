@@ -9,6 +9,8 @@ from an Archive afterwards, so that what is measured is what is stored.
 
 from __future__ import annotations
 
+import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +26,9 @@ from krnet.features import FeatureSource
 from krnet.samples import Samples
 from krnet.scan import FeatureStats
 from krnet.training import Status
+
+PROBE_SAMPLES = 8
+PROBE_VALUES = 64  # per sample, evenly spaced: 2 KB in all, enough to notice a wrong decoder
 
 
 class TensorStore(Protocol):
@@ -64,6 +69,8 @@ class Job:
     """The recorder's own settings, as given by the caller."""
     head: nn.Module | None = None
     start: Earlier | None = None
+    grows_to: int | None = None
+    """Samples that a budget is to last for: others are to be recorded later, starting from this recording."""
     checkpoint: Path | None = None
     resume: bool = False
     watch: Callable[[Status, float], None] | None = None
@@ -93,6 +100,9 @@ class Content:
 class Replayer(ABC):
     """Reads samples back."""
 
+    trunk: nn.Module | None = None
+    """What images are passed through again, given by whoever records or opens: files hold no networks to run."""
+
     @abstractmethod
     def decode(self, ids: Tensor, *, fast: bool = False) -> Tensor:
         """ids (B,) int64 on the CPU -> float32 features (B, *shape) in the original scale, on the device."""
@@ -104,14 +114,40 @@ class Recorder(ABC):
     """Settings of its own that a caller may give."""
     fast_is_exact: ClassVar[bool] = False
     """`fast` replays are the same as exact ones on every device."""
+    takes_trunk: ClassVar[bool] = False
+    """It stores images, and replays them through a trunk."""
+    needs_only_features: ClassVar[bool] = True
+    """Features are all that it must be given: `bench rate` then tries it unasked."""
+    variants: ClassVar[tuple[str, ...]] = ()
+    """Settings, as name=value:name=value, that `bench rate` then tries beside its own: worse R2, better replays."""
 
     @abstractmethod
     def fit(self, job: Job) -> Content: ...
+
+    def for_budget(self, job: Job, budget: int) -> dict[str, Any]:
+        """Settings of its own under which the file has at most `budget` bytes and is as good as it can be (R2).
+
+        All bytes of the file count: header, labels, tables, weights. Settings that the caller gave (`job.settings`)
+        stay as they are, and only the others are searched. Where no setting is that small, the smallest one.
+        """
+        return dict(job.settings)  # of a recorder that has one size
 
     @abstractmethod
     def replay(
         self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device
     ) -> Replayer: ...
+
+
+def overhead_bytes(job: Job, num_tensors: int, settings: Mapping[str, Any]) -> int:
+    """Most that a file takes beside the recorder's own tensors, of which it has so many: header, labels and probe.
+
+    From above, by less than a kilobyte or so: how many digits the header's numbers have is known at the end only.
+    """
+    metadata, tensors = job.samples.describe()
+    text = json.dumps(json.dumps([metadata, settings], separators=(",", ":")))  # as the header has it: text in text
+    probe = min(PROBE_SAMPLES, len(job.source)) * (8 + 4 * min(PROBE_VALUES, math.prod(job.source.shape)))
+    labels = sum(tensor.nbytes for tensor in tensors.values())
+    return 1400 + 170 * (num_tensors + len(tensors)) + len(text) + probe + labels
 
 
 _REGISTRY: dict[str, Recorder] = {}
@@ -127,6 +163,11 @@ def choose(name: str) -> Recorder:
     """A recorder by the name a caller gives."""
     check_choice("recorder", name, sorted(_REGISTRY))
     return _REGISTRY[name]
+
+
+def names() -> tuple[str, ...]:
+    """All recorders, in the order in which they were registered."""
+    return tuple(_REGISTRY)
 
 
 def written_by(name: object, path: object) -> Recorder:

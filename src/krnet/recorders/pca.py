@@ -21,7 +21,9 @@ from krnet.config import check_int
 from krnet.errors import NotARecordingError, OversizedRecordingError, SettingError
 from krnet.quantize import RESTORE
 from krnet.recorders._coded import (
+    CODED_TENSORS,
     MAX_BLOCK,
+    SEARCHED,
     Basis,
     CodedConfig,
     CodedNumbers,
@@ -31,6 +33,7 @@ from krnet.recorders._coded import (
     all_normalised,
     encode,
     mean_map,
+    normalised,
     survey,
 )
 from krnet.recorders.base import Job, TensorStore, register
@@ -50,6 +53,8 @@ WHOLE = CodedConfig(step=1.0, block_size=MAX_BLOCK)  # how the axes are coded, o
 @dataclass(frozen=True, kw_only=True)
 class PCAConfig(CodedConfig):
     step: float = 0.2
+    # As in transform.py: CIFAR-100 maps in 3.3 MB have R2 0.783 with it and 0.778 with 1.
+    centroid: float = 0.25
     components: int | None = None
     """Axes kept; by default those along which the features vary by more than 0.45 steps (standard deviation)."""
 
@@ -123,6 +128,7 @@ class PCARecorder(CodedRecorder):
     name = "pca"
     config_class = PCAConfig
     setting_names = frozenset(f.name for f in fields(PCAConfig))
+    variants = ("centroid=-0.5",)  # R2 is 0.002 lower in 6.5 MB, and a classifier gets 97.1 % right, not 96.5 %
 
     def learn(self, job: Job, config: PCAConfig) -> Axes:
         most = min(math.prod(job.source.shape), len(job.source))
@@ -134,6 +140,21 @@ class PCARecorder(CodedRecorder):
         return principal_axes(job, config.components)
 
     def basis(self, job: Job, config: PCAConfig, learned: Axes) -> tuple[Components, PCAConfig]:
+        axes, scale, numbers = self._scaled(job, config, learned)
+        basis = Components(learned.mean.half(), scale, encode(numbers, WHOLE, survey(numbers, WHOLE)), axes)
+        return basis, replace(config, components=len(axes))
+
+    def draft(self, job: Job, config: PCAConfig, learned: Axes) -> tuple[Numbers, PCAConfig, dict[str, int]]:
+        """Without coding the axes, which would take as long as all the rest of a search."""
+        axes, scale, numbers = self._scaled(job, config, learned)
+        own = {"mean": 2 * len(learned.mean), "scale": scale.nbytes}
+        own |= {f"{AXES}{name}": 0 for name in CODED_TENSORS}
+        own[f"{AXES}stream"] = round(survey(numbers, WHOLE, max_rows=SEARCHED).size_bytes)
+        rows = lambda ids: (normalised(job, ids).flatten(1) - learned.mean) @ axes.T  # noqa: E731
+        return Numbers(rows, len(job.source), len(axes)), replace(config, components=len(axes)), own
+
+    def _scaled(self, job: Job, config: PCAConfig, learned: Axes) -> tuple[Tensor, Tensor, Numbers]:
+        """The axes that are kept (k, values), their scales (k,), and the numbers that are to be coded of them."""
         num_kept = config.components or max(1, int((learned.std > WORTH * config.step).sum()))
         assert num_kept <= len(learned.axes), f"{num_kept} axes of {len(learned.axes)} that were learned"
         axes, std = learned.axes[:num_kept], learned.std[:num_kept]
@@ -141,9 +162,7 @@ class PCARecorder(CodedRecorder):
         wide = (axes * std[:, None]).abs().max().item()
         scale = std / max(config.step / math.sqrt(len(job.source)), wide / FINEST)
         scaled = (axes * scale[:, None]).T  # (values, k), to be rounded to whole numbers
-        numbers = Numbers(lambda rows: scaled[rows.to(scaled.device)], *scaled.shape)
-        basis = Components(learned.mean.half(), scale, encode(numbers, WHOLE, survey(numbers, WHOLE)), axes)
-        return basis, replace(config, components=num_kept)
+        return axes, scale, Numbers(lambda rows: scaled[rows.to(scaled.device)], *scaled.shape)
 
     def restore(self, samples: Samples, config: PCAConfig, store: TensorStore, low: Tensor, high: Tensor) -> Components:
         num_kept, num_values = config.components, math.prod(samples.shape)

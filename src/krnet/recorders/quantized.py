@@ -48,6 +48,8 @@ class QuantizedRecorder(CodedRecorder):
     name = "quantized"
     config_class = QuantizedConfig
     setting_names = frozenset(f.name for f in fields(QuantizedConfig))
+    # CIFAR-100 maps in 6.5 MB: R2 0.684 instead of 0.720, and a classifier gets 95 % of the replays right, not 84 %.
+    variants = ("centroid=0.5",)
 
     def basis(self, job: Job, config: QuantizedConfig, learned: Any) -> tuple[Values, QuantizedConfig]:
         low, high = (edge.to(job.device) for edge in (job.stats.low, job.stats.high))

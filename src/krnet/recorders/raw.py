@@ -7,6 +7,7 @@ No fit and no error in float32; float16 halves the bytes and rounds to 11 bits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from krnet.config import check_choice
 from krnet.errors import InputError, NotARecordingError, SettingError
-from krnet.recorders.base import Content, Job, Recorder, Replayer, TensorStore, register
+from krnet.recorders.base import Content, Job, Recorder, Replayer, TensorStore, overhead_bytes, register
 from krnet.samples import Samples
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
@@ -53,6 +54,14 @@ class RawRecorder(Recorder):
                 f"dtype is {name}, which ends at {limit:g}; the values run from {low:g} to {high:g}. Take dtype float32"
             )
         return Content(tensors={"values": values}, settings={"dtype": name})
+
+    def for_budget(self, job: Job, budget: int) -> dict[str, Any]:
+        """float32 where it fits, else float16 where that holds the values."""
+        whole: dict[str, Any] = {"dtype": "float32"}
+        size = 4 * len(job.source) * math.prod(job.source.shape) + overhead_bytes(job, 1, whole)
+        widest = max(-job.stats.low.min().item(), job.stats.high.max().item())
+        half = size > budget and widest <= torch.finfo(torch.float16).max
+        return {"dtype": "float16" if half else "float32", **job.settings}
 
     def replay(
         self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device

@@ -1,0 +1,86 @@
+"""Run `krnet bench rate` on the maps of the base task and append every point that it made to the ledger.
+
+    runs/base/{features,labels}.npy, network.safetensors -> head.pt -> krnet.rate.bench -> DIR/rate.json -> ledger
+
+Points that DIR held already are not appended again. --measured records with the fixed settings that our anchors were
+measured with, instead of at budgets: steps of a plain quantiser, of a transform, numbers of principal components.
+
+    python benchmarks/rate.py runs/base -o runs/rate --budgets 1.3MB,3.3MB,6.5MB,12.3MB,24MB
+    python benchmarks/rate.py runs/base -o runs/rate-measured --measured
+"""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+from cifar100_base import resnet32
+from safetensors.torch import load_file
+
+from krnet import budget, ledger, rate
+from krnet.typed import parse_duration
+
+PLAIN = "dead_zone=0.5:centroid=0"  # rounded to the nearest, read back in the middle of a bin
+MEASURED = [
+    *(f"quantized:step={step:.6f}:{PLAIN}" for step in (1 / 15, 1 / 10, 1 / 7, 1 / 5)),
+    *(f"transform:step={step}:{PLAIN}" for step in (0.18, 0.25, 0.35, 0.5)),
+    # Steps at which so many components reach what they reach with 8 bits.
+    *(f"pca:components={k}:step={step}" for k, step in ((512, 0.19), (256, 0.26), (128, 0.31), (64, 0.36))),
+]  # fmt: skip
+
+
+def write_head(base: Path, path: Path) -> Path | None:
+    """The base network's head as TorchScript; None where the folder has no network."""
+    if not (base / "network.safetensors").exists():
+        return None
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        trunk, head = resnet32(50)
+        torch.nn.Sequential(trunk, head).load_state_dict(load_file(base / "network.safetensors"))
+        torch.jit.script(head.eval()).save(path)
+    return path
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("base", type=Path, help="folder written by cifar100_base.py")
+    parser.add_argument("-o", "--out", type=Path, required=True)
+    parser.add_argument("--budgets", default="3MB,6.5MB,12MB,24MB")
+    parser.add_argument("--recorders", help="NAME,NAME:SETTING=VALUE,...; by default all")
+    parser.add_argument("--measured", action="store_true", help="fixed settings instead of budgets")
+    parser.add_argument("--iterations", type=int)
+    parser.add_argument("--time-budget", type=parse_duration)
+    parser.add_argument("--device")
+    args = parser.parse_args()
+    ledger.commit()  # of the code that runs, not of what it has become by the end
+
+    before = args.out / rate.RATE
+    known = json.loads(before.read_text())["points"] if before.exists() else []
+    started = time.perf_counter()
+    recorders = MEASURED if args.measured else args.recorders.split(",") if args.recorders else None
+    found = rate.bench(
+        args.base / "features.npy", args.base / "labels.npy", out=args.out,
+        head=write_head(args.base, args.out / "head.pt"), recorders=recorders,
+        budgets=["1GB"] if args.measured else budget.parse_sizes(args.budgets),
+        iterations=args.iterations, time_budget=args.time_budget, device=args.device,
+        say=lambda text: print(text, file=sys.stderr, flush=True),
+    )  # fmt: skip
+    common = {name: found[name] for name in ("num_samples", "iterations", "time_budget")}
+    for point in (point for point in found["points"] if point not in known):
+        names = ("recorder", "settings", "budget", "given", "versions", "device", "file")
+        metrics = {name: value for name, value in point.items() if name not in names}
+        settings = {name: point[name] for name in ("recorder", "budget")} | common | point["settings"]
+        metrics |= {"real_accuracy": found["real_accuracy"], "device": point["device"]}
+        ledger.append("rate", settings=settings, metrics=metrics, seconds=point["seconds"], seed=0,
+                      class_order="lucir1993", files=[args.out / point["file"]])  # fmt: skip
+    for failed in found["errors"]:
+        outcome = failed["error"]
+        seconds = time.perf_counter() - started
+        ledger.append("rate", settings=common | failed, metrics={}, seconds=seconds, seed=0, outcome=outcome)
+    rate.show(found)
+
+
+if __name__ == "__main__":
+    main()

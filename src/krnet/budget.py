@@ -1,0 +1,136 @@
+"""Sizes as a person writes them, and the few fits that find the size that is wanted.
+
+    "6.5 MB" -> parse_size -> 6_500_000
+    size or quality as a function of one knob -> search -> the knob, where it is just enough
+    record at a budget -> (bytes, R2) -> smallest_reaching -> the smallest recording that reaches an R2
+
+MB are 10^6 bytes, MiB 2^20. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from krnet.errors import SettingError
+
+T = TypeVar("T")
+UNITS = {
+    "": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+}  # fmt: skip
+MOST_BYTES = 2**53  # beyond this a float skips whole numbers, and no disk is that large
+START_SHARE = 1 / 32  # of the bytes of float32 features: where the search for a quality begins
+SLACK = 0.02  # share of the error by which a search may end below what was asked for; less where R2 is low
+
+
+def parse_size(size: Any, name: str = "budget") -> int:
+    """12MB, 6.5 MB, 800kB, 3MiB or plain bytes, as whole bytes, rounded down."""
+    expected = f"{name} is {size!r}; expected bytes, such as 12MB, 6.5 MB, 800kB, 3MiB or 12000000"
+    if isinstance(size, str):
+        found = re.fullmatch(r"\s*([\d_]*\d(?:\.\d+)?|\.\d+)\s*([a-z]*)\s*", size, re.IGNORECASE)
+        if not found or found[2].lower() not in UNITS:
+            raise SettingError(expected)
+        value = float(found[1].replace("_", "")) * UNITS[found[2].lower()]
+    elif isinstance(size, (int, float)) and not isinstance(size, bool):
+        value = float(size)
+    else:
+        raise SettingError(expected)
+    if not 1 <= value < MOST_BYTES:
+        raise SettingError(f"{expected}, at least 1 byte and less than {MOST_BYTES}")
+    return math.floor(value + 1e-6)  # 6.7 MB is 6699999.999...
+
+
+def parse_sizes(text: str, name: str = "budgets") -> list[int]:
+    """3MB,6.5MB,12MB: each once, the smallest first."""
+    found = sorted({parse_size(part, name) for part in text.split(",") if part.strip()})
+    if not found:
+        raise SettingError(f"{name} is {text!r}; expected sizes such as 3MB,6.5MB,12MB")
+    return found
+
+
+def say_size(num_bytes: int) -> str:
+    """The shortest of 12 MB, 6.5 MB, 800 kB or 512 bytes that is exact, or nearly so."""
+    for unit in ("GB", "MB", "kB"):
+        if num_bytes >= UNITS[unit.lower()]:
+            return f"{num_bytes / UNITS[unit.lower()]:.4g} {unit}"
+    return f"{num_bytes} bytes"
+
+
+def search(
+    measure: Callable[[float], float],
+    wanted: float,
+    *,
+    start: float,
+    low: float,
+    high: float,
+    slack: float,
+    tries: int = 12,
+) -> float | None:
+    """The smallest x from low to high with measure(x) >= wanted, in few measurements; None where high has less.
+
+    `measure` rises with x, and about linearly with log x. Ends at the first x that is at most `slack` above wanted,
+    or at the best found after so many tries.
+    """
+    below: tuple[float, float] | None = None  # log x and its measure, too little
+    above: tuple[float, float] | None = None  # enough
+    first, last = math.log(low), math.log(high)
+    x, slope = min(max(math.log(start), first), last), 1.0
+    before: tuple[float, float, bool] | None = None
+    for attempt in range(tries):
+        y = measure(math.exp(x))
+        enough = y >= wanted
+        if before and x != before[0] and 0 < (y - before[1]) / (x - before[0]) < math.inf:
+            slope = (y - before[1]) / (x - before[0])
+        above, below = ((x, y), below) if enough else (above, (x, y))
+        if (enough and (y <= wanted + slack or x <= first)) or (not enough and x >= last):
+            break
+        if above and below:
+            width, rise = above[0] - below[0], above[1] - below[1]
+            if width < 1e-4:
+                break
+            # Twice on the same side: the bracket shrinks too slowly, and is halved.
+            halve = not math.isfinite(rise) or (before is not None and enough == before[2])
+            share = 0.5 if halve else (wanted + slack / 2 - below[1]) / rise
+            step = below[0] + width * min(max(share, 0.05), 0.95) - x
+        else:
+            # As far as the slope says and a little further, at most eightfold.
+            step = max(-2.1, min(2.1, 1.1 * (wanted + slack / 2 - y) / slope))
+        before = (x, y, enough)
+        x = min(max(x + step, first), last)
+        if attempt == tries - 2 and above is None:
+            x = last
+    return None if above is None else math.exp(above[0])
+
+
+def smallest_reaching(
+    target_r2: float, make: Callable[[int], tuple[int, float, T]], *, feature_bytes: int, tries: int = 10
+) -> T:
+    """The smallest of what `make` makes that reaches an R2; where nothing does, the best.
+
+    make           budget -> bytes, R2, and what was made; given too small a budget, it makes the smallest it can
+    feature_bytes  of the features as float32: nothing needs much more
+
+    For any recorder: R2 is all that is known of it. log(1 - R2) is nearly a line over log bytes.
+    """
+    best: list[tuple[int, float, T]] = []  # one at most: what is made may be large
+    wanted = -math.log(max(1 - target_r2, 1e-12))
+
+    def better(one: tuple[int, float, T], other: tuple[int, float, T]) -> bool:
+        good = one[1] >= target_r2, other[1] >= target_r2
+        return good[0] > good[1] if good[0] != good[1] else one[0] < other[0] if good[0] else one[1] > other[1]
+
+    def reached(budget: float) -> float:
+        made = make(math.floor(budget))
+        if not best or better(made, best[0]):
+            best[:] = [made]
+        if made[0] > budget and made[1] >= target_r2:
+            return wanted  # the smallest there is: just enough
+        return -math.log(max(1 - made[1], 1e-12))
+
+    most = 1.05 * feature_bytes + 2**20
+    start = max(2.0**14, feature_bytes * START_SHARE)
+    search(reached, wanted, start=start, low=2.0**10, high=most, slack=SLACK * min(1, abs(wanted)), tries=tries)
+    return best[0][2]

@@ -1,0 +1,485 @@
+"""Bytes against quality, for every way to store features: `krnet bench rate`.
+
+    features, budgets, recorders -> record -> DIR/points/NAME.krn -> open again -> R2, replay accuracy, bytes by stat
+                                                  -> DIR/points/NAME.json, one point -> DIR/rate.json, DIR/rate.png
+
+What counts is what comes out of the file: each point is scored after the file has been opened anew, by the bytes that
+the file system gives it. A point that is there is not made again; one that fails leaves its error, and the others go
+on. A head (feature maps -> logits) tells whether replays are still worth learning from: replay accuracy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from krnet import api, archive, backbones, ledger, parallel
+from krnet.budget import parse_size, say_size
+from krnet.config import unknown_setting
+from krnet.errors import InputError, LabelError, NotARecordingError, RecordingError, ResumeError, SettingError
+from krnet.features import FeatureSource, check_labels, open_features
+from krnet.files import AnyPath, atomic_write
+from krnet.metrics import fidelity
+from krnet.recorders import base
+from krnet.scan import FeatureStats, scan
+from krnet.training import Status
+from krnet.typed import parse_setting
+
+BUDGETS = (3_000_000, 6_500_000, 12_000_000, 24_000_000)
+POINTS, RATE, PICTURE, FEATURES = "points", "rate.json", "rate.png", "features.json"
+HEAD_BATCH = 512
+COLOURS = ("#c2410c", "#1d4ed8", "#15803d", "#7e22ce", "#0f766e", "#a16207", "#be185d", "#475569", "#65a30d", "#0284c7")
+
+
+# ------------------------------------------------------------------ heads
+
+
+class Head:
+    """Feature maps (B, *shape) -> logits (B, classes), from a file."""
+
+    def __init__(self, name: str, module: Callable[[Tensor], Tensor], batch: int | None = None, *, digest: str):
+        """`batch`: the only size that it takes, where it was exported for one."""
+        self.name, self.module, self.digest, self.batch = name, module, digest, batch
+
+    @torch.no_grad()
+    def logits(self, features: Tensor) -> Tensor:
+        found = []
+        for part in features.split(self.batch or HEAD_BATCH):
+            # An exported module may take one size only, and none takes a single sample where it was shown several.
+            missing = (self.batch or min(2, len(features))) - len(part)
+            filled = torch.cat([part, part[-1:].expand(max(0, missing), *part.shape[1:])])
+            try:
+                with parallel.exact():
+                    logits = self.module(filled)
+            except (RuntimeError, ValueError, TypeError, AssertionError) as error:
+                raise InputError(
+                    f"{self.name}: refuses feature maps of shape {tuple(part.shape[1:])} ({str(error)[:200]}). Give "
+                    f"the head that reads these features"
+                ) from error
+            if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != len(filled):
+                shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+                raise InputError(f"{self.name}: gives {shape} for {len(filled)} samples; expected logits of each class")
+            found.append(logits[: len(part)])
+        return torch.cat(found)
+
+    def num_right(self, features: Tensor, labels: Tensor) -> int:
+        logits = self.logits(features)
+        first, last = (int(edge) for edge in labels.aminmax())
+        if first < 0 or last >= logits.shape[1]:
+            raise LabelError(
+                f"labels run from {first} to {last}; {self.name} tells 0 to {logits.shape[1] - 1} apart. Number the "
+                f"classes as the head does"
+            )
+        return int((logits.argmax(1).cpu() == labels).sum())
+
+
+def read_head(path: AnyPath, device: torch.device) -> Head:
+    """torch.export (.pt2), TorchScript, or the folder of a `krnet learn kril` run."""
+    path = Path(path)
+    if path.is_dir():
+        return _head_of_run(path, device)
+    if not path.is_file():
+        raise InputError(f"{path}: no such file; expected a head, as torch.export.save or torch.jit.save write it")
+    digest = hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+    try:
+        held = {name.rpartition("/")[2] for name in zipfile.ZipFile(path).namelist()}
+        if "constants.pkl" in held:
+            return Head(path.name, torch.jit.load(str(path), map_location=device).eval(), digest=digest)
+        if held & {"archive_format", "serialized_exported_program.json"}:
+            return Head(path.name, *_exported(path, device), digest=digest)
+        found = "a file of weights alone" if "data.pkl" in held else "some other archive"
+    except zipfile.BadZipFile:
+        found = "not an archive"
+    except Exception as error:  # whatever torch makes of a damaged file, or of one from another version
+        found = f"it does not load: {str(error).strip()[:200]}"
+    raise InputError(
+        f"{path}: {found}; expected TorchScript or a torch.export program. Save the head with "
+        f"torch.jit.script(head).save(path) or torch.export.save(torch.export.export(head, ...), path)"
+    )
+
+
+def _exported(path: Path, device: torch.device) -> tuple[nn.Module, int | None]:
+    """The module, and the batch size where it takes one only."""
+    from torch.export.passes import move_to_device_pass
+
+    with path.open("rb") as file:
+        program = torch.export.load(file)
+    wanted = program.graph_signature.user_inputs[0]
+    example = next(node for node in program.graph.nodes if node.name == wanted).meta["val"]
+    moved = program if example.device == device else move_to_device_pass(program, device)
+    return moved.module(), example.shape[0] if isinstance(example.shape[0], int) else None
+
+
+def _head_of_run(folder: Path, device: torch.device) -> Head:
+    """F2 of a KRIL run: the layers after the cut, and the classifier of all classes so far."""
+    try:
+        run = json.loads((folder / "settings.json").read_text())
+        method, settings = run["method"], run["settings"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{folder}: not the folder of a `krnet learn` run (settings.json: {error})") from error
+    if method != "kril":
+        raise InputError(
+            f"{folder}: a run of {method}, whose classifier reads images; only that of kril is cut into layers that "
+            f"make feature maps and a head that reads them. Give a kril run, or a head as a file"
+        )
+    path = folder / "state.krn"
+    if not path.exists():
+        raise InputError(
+            f"{folder}: holds no {path.name}, the classifier as it was after the latest task. A finished run may have "
+            f"let go of it: give the head as a file (torch.jit.script(head).save)"
+        )
+    kept = archive.open_archive(path)
+    state = {name: kept.tensor(name) for name in kept.names if name.startswith("model.")}
+    try:
+        parts = [state[f"model.head.parts.{i}.weight"] for i in range(sum(".parts." in name for name in state) // 2)]
+        backbone = backbones.build(
+            settings["backbone"], in_channels=state["model.backbone.stem.0.weight"].shape[1],
+            shortcut=settings["shortcut"], last_relu=settings["last_relu"],
+        )  # fmt: skip
+        head = backbones.LinearHead(backbone.feature_dim, len(parts[0]))
+        for part in parts[1:]:
+            head.grow(len(part))
+        model = backbones.Classifier(backbone, head)
+        model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in state.items()})
+        tail = backbones.cut(backbone, settings["fixed_layers"])[1]
+    except (KeyError, IndexError, RuntimeError) as error:
+        raise NotARecordingError(f"{path}: not the state of the network that {folder} names ({error})") from error
+    return Head(folder.name, backbones.Classifier(tail, head).to(device).eval(), digest=kept.checksum)
+
+
+# ------------------------------------------------------------------ points
+
+
+@dataclass(frozen=True)
+class Series:
+    """A recorder, and settings of its own that stay the same at every budget."""
+
+    recorder: str
+    settings: dict[str, Any]
+
+    @classmethod
+    def parse(cls, text: str) -> Series:
+        """pca, or pca:components=64:dead_zone=0.5"""
+        name, *parts = text.split(":")
+        recorder = base.choose(name.strip())
+        try:
+            settings = dict(parse_setting(part) for part in parts)
+        except ValueError as error:
+            raise SettingError(f"recorder {text!r}: {error}") from error
+        for setting in settings:
+            if setting not in recorder.setting_names:
+                raise unknown_setting(setting, recorder.setting_names)
+        return cls(recorder.name, settings)
+
+    @property
+    def name(self) -> str:
+        return ":".join([self.recorder, *(f"{name}={value}" for name, value in self.settings.items())])
+
+
+@dataclass(frozen=True, eq=False)
+class Bench:
+    """What all points have in common."""
+
+    folder: Path
+    source: FeatureSource
+    labels: Tensor | None
+    stats: FeatureStats
+    head: Head | None
+    device: torch.device
+    options: dict[str, Any]
+    """Of every fit: iterations, time_budget, seed."""
+
+    def point(self, series: Series, budget: int, watch: Callable[[Status, float], None] | None) -> dict[str, Any]:
+        """From its file if that was made before with the same settings, else made now."""
+        stem = f"{series.name}-{budget}".replace("/", "_").replace(":", "_")
+        path = self.folder / POINTS / f"{stem}.krn"
+        kept_at = path.with_suffix(".json")
+        fitted = {"recorder": series.recorder, "given": series.settings, "budget": budget, **self.options}
+        kept = _read_json(kept_at)
+        if kept.get("fitted_with") != fitted:
+            for old in (path, path.with_name(path.name + ".ckpt"), kept_at):
+                old.unlink(missing_ok=True)
+            kept = {"fitted_with": fitted}
+            _write_json(kept_at, kept)  # what is found half done later is then known to be of these settings
+        scored = {"head": None if self.head is None else self.head.digest}
+        if "checksum" in kept and kept["checksum"] != _checksum(path):  # gone, or not the file that was scored
+            path.unlink(missing_ok=True)
+            kept = {"fitted_with": fitted}
+        if "checksum" not in kept:
+            started = time.perf_counter()
+            made = api.record(
+                self.source, self.labels, recorder=series.recorder, budget=budget, over_budget=True, out=path,
+                resume=True, device=str(self.device), watch=watch, **series.settings, **self.options,
+            )  # fmt: skip
+            kept = {"fitted_with": fitted, "checksum": made.fingerprint, "seconds": time.perf_counter() - started}
+        if kept.get("scored_with") != scored:
+            kept |= {"scored_with": scored, "point": self.score(series, budget, path, kept["seconds"])}
+            _write_json(kept_at, kept)
+        found: dict[str, Any] = kept["point"]
+        return found
+
+    def score(self, series: Series, budget: int, path: Path, seconds: float) -> dict[str, Any]:
+        """What a file gives back, and what it takes."""
+        recording = api.open(path, self.device)
+        recording.replay(torch.arange(min(8, len(recording))))  # weights are read, kernels are built
+        replay_s, right = 0.0, 0
+
+        def replay(ids: Tensor) -> Tensor:
+            nonlocal replay_s, right
+            parallel.synchronise(self.device)
+            started = time.perf_counter()
+            batch = recording.replay(ids)
+            parallel.synchronise(self.device)
+            replay_s += time.perf_counter() - started
+            if self.head is not None and self.labels is not None:
+                right += self.head.num_right(batch, self.labels[ids])
+            return batch
+
+        measured = fidelity(replay, self.source, self.stats)
+        size, num_samples = os.stat(path).st_size, len(self.source)
+        return {
+            "recorder": series.recorder,
+            "given": series.settings,
+            "settings": recording.settings,
+            "budget": budget,
+            "over_budget": size > budget,
+            "bytes": size,
+            "bytes_per_sample": size / num_samples,
+            "bits_per_value": 8 * size / self.stats.count,
+            "mse": measured.mse,
+            "r2": measured.r2,
+            "replay_accuracy": None if self.head is None else right / num_samples,
+            "fit_seconds": recording.info()["fit_seconds"],
+            "seconds": seconds,
+            "replay_per_second": num_samples / max(replay_s, 1e-9),
+            "device": ledger.device_name() if self.device.type == "cuda" else "cpu",
+            "versions": ledger.versions(),
+            "file": f"{POINTS}/{path.name}",
+        }
+
+    def real_accuracy(self) -> float | None:
+        if self.head is None or self.labels is None:
+            return None
+        right = 0
+        for ids in torch.arange(len(self.source)).split(HEAD_BATCH):
+            right += self.head.num_right(self.source.read(ids).to(self.device).float(), self.labels[ids])
+        return right / len(self.source)
+
+
+def bench(
+    features: Any,
+    labels: Any = None,
+    *,
+    out: AnyPath,
+    head: AnyPath | None = None,
+    budgets: Sequence[int | str] = BUDGETS,
+    recorders: Sequence[str] | None = None,
+    iterations: int | None = None,
+    time_budget: float | None = None,
+    seed: int = 0,
+    device: str | None = None,
+    key: str | None = None,
+    say: Callable[[str], None] = lambda text: None,
+    watch: Callable[[Status, float], None] | None = None,
+) -> dict[str, Any]:
+    """Every recorder at every budget; writes DIR/rate.json, which is returned, DIR/rate.png and DIR/points.
+
+    head       feature maps -> logits, from which replay accuracy follows; needs labels, numbered as the head does
+    recorders  names, or name:setting=value:...; by default all that need nothing but features
+    iterations, time_budget  of each fit, where a recorder has such
+    """
+    all_series = [Series.parse(text) for text in recorders or default_recorders()]
+    sizes = sorted({parse_size(size) for size in budgets})
+    if not all_series or not sizes:
+        raise SettingError("no recorder or no budget; expected at least one of each")
+    where, folder = parallel.pick_device(device), Path(out)
+    source = open_features(features, key=key)
+    checked = check_labels(labels, len(source))
+    if head is not None and checked is None:
+        raise InputError("a head is given and no labels; replay accuracy needs both. Give labels, too")
+    say("reading the features")
+    stats = scan(source)
+    reader = None if head is None else read_head(head, where)
+    options = {"iterations": iterations, "time_budget": time_budget, "seed": seed}
+    common = Bench(folder, source, checked, stats, reader, where, options)
+    real_accuracy = common.real_accuracy()  # also finds a head that does not fit, before anything is written
+    _claim(folder, source, checked, stats)
+    result: dict[str, Any] = {
+        "features": Path(source.name).name,
+        "num_samples": len(source),
+        "shape": list(source.shape),
+        "feature_bytes": source.nbytes,
+        "digest": stats.digest,
+        "head": None if reader is None else reader.name,
+        "real_accuracy": real_accuracy,
+        "budgets": sizes,
+        "recorders": [series.name for series in all_series],
+        **options,
+        "points": [],
+        "errors": [],
+    }
+    for number, series in enumerate(all_series):
+        found, smallest = [], None
+        for done, budget in enumerate(reversed(sizes)):
+            count = f"[{number * len(sizes) + done + 1}/{len(all_series) * len(sizes)}]"
+            say(f"{count} {series.name} at {say_size(budget)}")
+            if smallest is not None:  # it could not keep a larger budget either
+                found.append({**smallest, "budget": budget})
+                continue
+            try:
+                point = common.point(series, budget, watch)
+            except Exception as error:  # of one recorder: the others go on
+                text = f"{type(error).__name__}: {error}"
+                result["errors"].append({"recorder": series.name, "budget": budget, "error": text})
+                say(f"{count} {series.name} failed: {text}")
+                continue
+            found.append(point)
+            smallest = point if point["over_budget"] else None
+        result["points"] += reversed(found)
+        _write_json(folder / RATE, result)
+    draw(folder / PICTURE, result)
+    return result
+
+
+def default_recorders() -> list[str]:
+    """Every recorder at its best R2 and, where that is another setting, at its best for a classifier."""
+    chosen = [recorder for recorder in map(base.choose, base.names()) if recorder.needs_only_features]
+    return [":".join([recorder.name, *more]) for recorder in chosen for more in ([], *([v] for v in recorder.variants))]
+
+
+def _claim(folder: Path, source: FeatureSource, labels: Tensor | None, stats: FeatureStats) -> None:
+    """A folder is for one set of features: points of others are never mixed in."""
+    own = {
+        "features": stats.digest,
+        "labels": None if labels is None else hashlib.blake2b(labels.numpy().tobytes(), digest_size=16).hexdigest(),
+        "num_samples": len(source),
+        "shape": list(source.shape),
+    }
+    path = folder / FEATURES
+    if path.exists():
+        for name, value in _read_json(path).items():
+            if own.get(name) != value:
+                raise ResumeError(
+                    f"{folder}: holds points of other {name} ({value}; these have {own.get(name)}). Give another "
+                    f"folder, or remove this one"
+                )
+    (folder / POINTS).mkdir(parents=True, exist_ok=True)
+    _write_json(path, own)
+
+
+def _checksum(path: Path) -> str | None:
+    try:
+        return archive.open_archive(path).checksum
+    except RecordingError:
+        return None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Nothing, where there is no file or half of one."""
+    try:
+        found = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    with atomic_write(path) as file:
+        file.write((json.dumps(value, indent=1) + "\n").encode())
+
+
+# ------------------------------------------------------------------ what a person sees
+
+
+def series_of(result: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Points by recorder and the settings that were given, the smallest file first."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for point in result["points"]:
+        found.setdefault(Series(point["recorder"], point["given"]).name, []).append(point)
+    return {name: sorted(points, key=lambda point: point["bytes"]) for name, points in found.items()}
+
+
+def draw(path: Path, result: Mapping[str, Any]) -> None:
+    """Log bytes against R2 and, with a head, against replay accuracy."""
+    from matplotlib import ticker  # half a second to import
+    from matplotlib.figure import Figure
+
+    panels = [("r2", "R²", 1.0)] + ([("replay_accuracy", "replay accuracy (%)", 100.0)] if result["head"] else [])
+    figure = Figure(figsize=(5.8 * len(panels), 4.8), dpi=130, layout="constrained")
+    figure.suptitle(f"{result['num_samples']:,} features of {'×'.join(map(str, result['shape'])) or 1}", fontsize=13)
+    for axes, (key, label, scale) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
+        ends = []
+        known = list(dict.fromkeys(point["recorder"] for point in result["points"]))
+        for name, points in series_of(result).items():
+            colour = COLOURS[known.index(points[0]["recorder"]) % len(COLOURS)]
+            style = "--" if points[0]["given"] else "-"
+            x, y = [p["bytes"] / 1e6 for p in points], [scale * p[key] for p in points]
+            axes.plot(x, y, style, marker="o", markersize=4, color=colour, linewidth=1.6)
+            ends.append((y[-1], x[-1], name, colour))
+        if key == "replay_accuracy":
+            axes.axhline(scale * result["real_accuracy"], linestyle="--", color="0.4", linewidth=1.2)
+            axes.annotate(
+                "real features", (0.01, scale * result["real_accuracy"]), xycoords=("axes fraction", "data"),
+                xytext=(0, 3), textcoords="offset points", color="0.4", fontsize=8,
+            )  # fmt: skip
+        axes.set_xscale("log")
+        axes.set(xlabel="file (MB of 10⁶ bytes)", ylabel=label)
+        axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.xaxis.set_minor_formatter(ticker.NullFormatter())
+        axes.grid(alpha=0.25, which="both")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.margins(x=0.05, y=0.08)
+        low, high = axes.get_ylim()
+        axes.set_xlim(right=axes.get_xlim()[1] * 2.2)  # room for names
+        at = math.inf
+        for y_end, x_end, name, colour in sorted(ends, reverse=True):
+            at = min(at - 0.045 * (high - low), y_end)  # names one below the other where lines end alike
+            axes.annotate(
+                name, (x_end, y_end), xytext=(x_end * 1.08, at), textcoords="data", color=colour, fontsize=8.5,
+                va="center",
+            )  # fmt: skip
+    with atomic_write(path) as file:
+        figure.savefig(file, format="png")
+
+
+def show(result: Mapping[str, Any]) -> None:
+    """A table on stdout: a line for each point."""
+    from rich.console import Console
+    from rich.table import Table
+
+    accuracy = result["real_accuracy"]
+    real = "" if accuracy is None else f"; the head gets {100 * accuracy:.2f} % of the real features right"
+    title = f"{result['features']}: {result['num_samples']:,} samples, {say_size(result['feature_bytes'])}{real}"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.add_column("recorder")
+    for name in ("budget", "file MB", "bytes/sample", "bits/value", "R2", "replay %", "fit s", "replays/s"):
+        table.add_column(name, justify="right")
+    for point in result["points"]:
+        table.add_row(
+            Series(point["recorder"], point["given"]).name,
+            say_size(point["budget"]),
+            f"{point['bytes'] / 1e6:,.3f}{' over' if point['over_budget'] else ''}",
+            f"{point['bytes_per_sample']:,.1f}",
+            f"{point['bits_per_value']:.3f}",
+            f"{point['r2']:.4f}",
+            "-" if point["replay_accuracy"] is None else f"{100 * point['replay_accuracy']:.2f}",
+            f"{point['fit_seconds']:,.1f}",
+            f"{point['replay_per_second']:,.0f}",
+        )
+    for failed in result["errors"]:
+        table.add_row(failed["recorder"], say_size(failed["budget"]), "failed")
+    # As wide as the table is: a narrow terminal then breaks lines, where rich would break numbers.
+    width = Console(width=10_000).measure(table).maximum
+    Console(width=width, highlight=False, markup=False).print(table)

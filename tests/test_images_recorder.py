@@ -1,0 +1,321 @@
+"""Recorder images: encoded images through the trunk again; what does not belong together; files that are wrong."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import krnet
+from forge import rewrite_metadata
+from krnet import archive
+from krnet.config import FitConfig
+from krnet.errors import ChecksumError, InputError, NotARecordingError, RecordingError, SettingError, TensorShapeError
+from krnet.features import open_features
+from krnet.recorders import images as recorder
+from krnet.recorders.base import Job, choose
+from krnet.samples import Samples
+from krnet.scan import scan
+
+MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
+
+
+def make_trunk(channels: int = 3, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(channels, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.5), nn.AvgPool2d(2)
+    ).eval()
+
+
+def make_images(num: int = 60, channels: int = 3, size: int = 16) -> torch.Tensor:
+    """Smooth images with some noise, uint8 (N, C, H, W)."""
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.rand(num, channels, 4, 4, generator=generator)
+    smooth = nn.functional.interpolate(coarse, size=(size, size), mode="bilinear")
+    return ((smooth + 0.02 * torch.randn(smooth.shape, generator=generator)).clamp(0, 1) * 255).to(torch.uint8)
+
+
+def features_of(images: torch.Tensor, trunk: nn.Module) -> torch.Tensor:
+    mean, std = (torch.tensor(v[: images.shape[1]])[:, None, None] for v in (MEAN, STD))
+    with torch.no_grad():
+        return trunk((images.float() / 255 - mean) / std)
+
+
+def given(**more) -> dict:
+    images, trunk = make_images(), make_trunk()
+    return {"features": features_of(images, trunk), "recorder": "images", "images": images, "trunk": trunk,
+            "mean": MEAN, "std": STD} | more  # fmt: skip
+
+
+def record(**more) -> krnet.Recording:
+    return krnet.record(**given(**more))
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory) -> Path:
+    """A file: copy before changing."""
+    path = tmp_path_factory.mktemp("images") / "x.krn"
+    record(out=path, labels=torch.arange(60) % 5)
+    return path
+
+
+@pytest.fixture
+def own(kept, tmp_path) -> Path:
+    path = tmp_path / "x.krn"
+    path.write_bytes(kept.read_bytes())
+    return path
+
+
+def rewrite(path: Path, **changes: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    found = archive.open_archive(path)
+    tensors = {name: found.tensor(name) for name in found.names}
+    for name, change in changes.items():
+        tensors[name] = change(tensors[name].clone())
+    archive.write(path, tensors, found.metadata)
+
+
+def job_for(**more) -> Job:
+    settings = given(**more)
+    source = open_features(settings.pop("features"))
+    settings.pop("recorder")
+    return Job(
+        source=source, samples=Samples(len(source), source.shape, None), stats=scan(source), fit=FitConfig(),
+        device=torch.device("cpu"), settings=settings,
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------ what comes back
+
+
+def test_png_gives_back_the_very_features():
+    features = given()["features"]
+    recording = record(codec="png")
+    assert torch.allclose(recording[:], features, atol=1e-5)
+    assert recording.info()["r2"] > 0.99999
+
+
+@pytest.mark.parametrize("codec", ["jpeg", "webp"])
+def test_features_are_those_of_images_decoded_by_pillow(codec):
+    """The slow, obvious way: every image saved and loaded on its own."""
+    images, trunk = make_images(), make_trunk()
+    recording = record(codec=codec, quality=60)
+    decoded = []
+    for image in images.permute(0, 2, 3, 1).numpy():
+        target = io.BytesIO()
+        Image.fromarray(image).save(target, codec, quality=60, **({"method": 6} if codec == "webp" else {}))
+        decoded.append(torch.from_numpy(np.array(Image.open(target).convert("RGB"))).permute(2, 0, 1))
+    assert torch.allclose(recording[:], features_of(torch.stack(decoded), trunk), atol=1e-5)
+
+
+def test_a_file_is_opened_with_its_trunk_and_replays_the_same(kept):
+    features, trunk = given()["features"], make_trunk()
+    recording = krnet.open(kept, trunk=trunk)
+    everything = recording[:]
+    assert recording.info()["r2"] > 0.9 and len(recording.labels) == 60
+    order = torch.randperm(60)
+    for size in (1, 7, 60):
+        assert torch.allclose(torch.cat([recording[ids] for ids in order.split(size)]), everything[order], atol=1e-5)
+    assert torch.allclose(recording[[3, 3, -1]], everything[[3, 3, 59]], atol=1e-5)
+    assert recording[[]].shape == (0, 8, 4, 4)
+    assert torch.allclose(pickle.loads(pickle.dumps(recording))[5:9], everything[5:9], atol=1e-5)
+    assert torch.allclose(recording.to("cpu")[0], everything[0], atol=1e-5)
+    report = krnet.verify(kept, features, trunk=trunk)
+    assert report["ok"] and report["same_features"]
+
+
+def test_a_trunk_in_training_mode_replays_as_in_evaluation_and_is_left_alone(kept):
+    expected = krnet.open(kept, trunk=make_trunk())[:]
+    trunk = make_trunk().train()
+    before = recorder.fingerprint(trunk)
+    assert torch.allclose(krnet.open(kept, trunk=trunk)[:], expected, atol=1e-5)
+    assert trunk.training and recorder.fingerprint(trunk) == before
+    assert all(p.requires_grad for p in trunk.parameters())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_replays_as_a_cpu_does(kept):
+    on_gpu, on_cpu = (krnet.open(kept, device, trunk=make_trunk())[:].cpu() for device in ("cuda", "cpu"))
+    assert (on_gpu - on_cpu).abs().max() <= 1e-4 * on_cpu.abs().max()
+
+
+def test_images_come_in_either_layout_from_memory_or_a_file(kept, tmp_path):
+    expected = krnet.open(kept, trunk=make_trunk())[:]
+    last = make_images().permute(0, 2, 3, 1).contiguous().numpy()
+    np.save(tmp_path / "images.npy", last)
+    for images in (last, tmp_path / "images.npy"):
+        assert torch.allclose(record(images=images)[:], expected, atol=1e-5)
+
+
+def test_grey_images_are_recorded():
+    images, trunk = make_images(channels=1), make_trunk(channels=1)
+    recording = record(
+        features=features_of(images, trunk), images=images, trunk=trunk, mean=MEAN[0], std=STD[:1], quality=95
+    )
+    assert recording.info()["r2"] > 0.95
+
+
+def test_vectors_are_replayed_from_images_too():
+    images = make_images()
+    trunk = nn.Sequential(make_trunk(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    recording = record(features=features_of(images, trunk), trunk=trunk)
+    assert recording.shape == (8,) and recording.info()["r2"] > 0.9
+
+
+# ------------------------------------------------------------------ rate and error
+
+
+@pytest.mark.parametrize("codec", ["jpeg", "webp"])
+def test_more_quality_takes_more_bytes_and_gives_a_better_replay(codec):
+    points = [record(codec=codec, quality=quality).info() for quality in (5, 40, 95)]
+    for worse, better in pairwise(points):
+        assert worse["bytes"] < better["bytes"] and worse["r2"] < better["r2"]
+
+
+def test_what_all_images_begin_with_is_stored_once(kept):
+    """The tables of a JPEG take more than a small image."""
+    found = archive.open_archive(kept)
+    start, stream = found.spec("start")[1][0], found.spec("stream")[1][0]
+    assert start > 500 and stream / 60 < start
+    assert recorder.common_start([b"abcd", b"abxd", b"aby"]) == b"ab"
+    assert recorder.common_start([b"same"]) == b"same"
+
+
+@pytest.mark.parametrize("budget", [14_000, 18_000])
+def test_a_budget_is_met_and_nearly_used(budget, tmp_path, monkeypatch):
+    monkeypatch.setattr(recorder, "TRIED", 30)
+    settings = choose("images").for_budget(job_for(), budget)
+    path = tmp_path / "x.krn"
+    info = record(out=path, **settings).info()
+    assert 0.8 * budget < os.stat(path).st_size <= budget
+    for codec in ("jpeg", "webp"):
+        alone = choose("images").for_budget(job_for(codec=codec), budget)
+        assert alone["codec"] == codec
+        assert info["r2"] > record(**alone).info()["r2"] - 0.01
+
+
+def test_a_budget_too_small_for_any_quality_gives_the_smallest_and_png_is_taken_where_it_fits():
+    assert choose("images").for_budget(job_for(), 100)["quality"] == 1
+    assert choose("images").for_budget(job_for(), 10**7)["codec"] == "png"
+
+
+# ------------------------------------------------------------------ what does not belong together
+
+
+def test_a_recording_without_its_trunk_says_what_to_give(kept):
+    recording = krnet.open(kept)
+    assert recording.info()["recorder"] == "images"
+    with pytest.raises(InputError, match=r"no trunk to make features.*krnet.open\(path, trunk=MODULE\)"):
+        recording[0]
+    with pytest.raises(InputError, match="trunk is of type str"):
+        krnet.open(kept, trunk="trunk.pt")[0]
+
+
+def test_another_trunk_than_the_recorded_one_is_refused(kept):
+    with pytest.raises(InputError, match=r"images were recorded with .*features of another trunk would be others"):
+        krnet.open(kept, trunk=make_trunk(seed=1))[0]
+
+
+def test_a_trunk_for_a_recording_that_needs_none_is_refused(tmp_path):
+    krnet.record(torch.rand(5, 3), recorder="raw", out=tmp_path / "x.krn")
+    with pytest.raises(InputError, match="a trunk is given, and recorder raw needs none"):
+        krnet.open(tmp_path / "x.krn", trunk=make_trunk())
+    with pytest.raises(SettingError, match="unknown setting 'trunk'"):
+        krnet.record(torch.rand(5, 3), recorder="raw", trunk=make_trunk())
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"images": None}, "needs the images: give images="), ({"trunk": None}, "trunk is missing"),
+        ({"trunk": "x.pt"}, "trunk is of type str"), ({"trunk": make_trunk(seed=1)}, "makes other features"),
+        ({"mean": (0.0,)}, "makes other features"), ({"images": make_images().flip(0)}, "makes other features"),
+        ({"images": make_images()[:59]}, "59 images; expected one of each of the 60"),
+        ({"images": make_images().float()}, "images of type torch.float32"),
+        ({"images": make_images()[:, 0]}, r"images of type torch.uint8 and shape \(60, 16, 16\)"),
+        ({"images": torch.zeros(60, 5, 9, 9, dtype=torch.uint8)}, "expected 1 or 3 channels"),
+        ({"trunk": make_trunk()[:3]}, r"makes features of \(8, 8, 8\); the recorded ones are \(8, 4, 4\)"),
+        ({"mean": (1.0, 2.0)}, "mean is .*the images have 3 channels"), ({"std": (0.0,) * 3}, "std is 0.0"),
+        ({"codec": "gif"}, "codec is 'gif'"), ({"quality": 0}, "quality is 0"), ({"quality": 101}, "quality is 101"),
+        ({"qualty": 3}, "did you mean 'quality'"), ({"head": nn.Identity()}, "head is given"),
+    ],
+)  # fmt: skip
+def test_what_does_not_belong_together_is_refused(more, why, tmp_path):
+    with pytest.raises(InputError, match=why):
+        record(out=tmp_path / "x.krn", **more)
+    assert list(tmp_path.iterdir()) == []
+
+
+# ------------------------------------------------------------------ files that are damaged or forged
+
+
+def test_a_changed_byte_fails_the_checksum(own):
+    content = bytearray(own.read_bytes())
+    content[-200] ^= 1
+    own.write_bytes(content)
+    with pytest.raises(ChecksumError):
+        krnet.open(own, trunk=make_trunk())[:]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "error"),
+    [
+        ("lengths", lambda t: t[1:].clone(), TensorShapeError),
+        ("lengths", lambda t: t.long(), NotARecordingError),
+        ("lengths", lambda t: t.int().add(1).to(torch.uint16), NotARecordingError),
+        ("stream", lambda t: t[1:].clone(), NotARecordingError),
+        ("start", lambda t: t[1:].clone(), NotARecordingError),
+        ("start", lambda t: t * 0, NotARecordingError),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_tensors_that_do_not_fit_together_are_refused(own, name, change, error):
+    rewrite(own, **{name: change})
+    with pytest.raises(error):
+        krnet.open(own, trunk=make_trunk())[:]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"image_shape": None}, {"image_shape": [3, 16]}, {"image_shape": [2, 16, 16]}, {"image_shape": [3, 10**6, 16]},
+     {"trunk": None}, {"codec": "gif"}, {"quality": "x"}, {"mean": [1, 2]}, {"std": [0]}, {"more": 1}],
+    ids=str,
+)  # fmt: skip
+def test_settings_that_no_recorder_writes_are_refused(own, changes):
+    rewrite_metadata(own, lambda metadata: metadata["settings"].update(changes))
+    with pytest.raises(NotARecordingError, match=r"x\.krn: settings of recorder images refused"):
+        krnet.open(own, trunk=make_trunk())[0]
+
+
+def test_images_of_another_size_or_codec_than_said_are_refused(own):
+    original = own.read_bytes()
+    for changes in ({"image_shape": [3, 8, 8]}, {"codec": "png"}):
+        own.write_bytes(original)
+        rewrite_metadata(own, lambda metadata, changes=changes: metadata["settings"].update(changes))
+        with pytest.raises(NotARecordingError, match="does not decode"):
+            krnet.open(own, trunk=make_trunk())[0]
+
+
+def test_no_error_of_a_file_is_unnamed(kept, tmp_path):
+    """Whatever single tensor is set to random numbers of its own type: samples come back, or a RecordingError."""
+    random = torch.Generator().manual_seed(3)
+
+    def shuffle(tensor: torch.Tensor) -> torch.Tensor:
+        raw = tensor.contiguous().view(torch.uint8)
+        return torch.randint(0, 256, raw.shape, generator=random, dtype=torch.uint8).view(tensor.dtype)
+
+    for name in archive.open_archive(kept).names:
+        path = tmp_path / "y.krn"
+        path.write_bytes(kept.read_bytes())
+        rewrite(path, **{name: shuffle})
+        with suppress(RecordingError):
+            assert krnet.open(path, trunk=make_trunk())[:].shape == (60, 8, 4, 4)
