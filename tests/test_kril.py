@@ -143,20 +143,6 @@ def test_all_recordings_together_keep_the_budget_and_use_most_of_it(digits, tmp_
     assert sum(learner.storage_bytes().values()) > 0.7 * budget
 
 
-def test_under_a_budget_a_krnet_goes_on_from_the_one_before(digits, tmp_path, monkeypatch):
-    learner = make(digits, tmp_path, budget=60_000)
-    starts, right = [], api.record
-
-    def note(features, labels, **options):
-        starts.append(options.get("start"))
-        return right(features, labels, **options)
-
-    monkeypatch.setattr(api, "record", note)
-    for task in range(3):
-        run_task(learner, task, tmp_path)
-    assert starts == [None, None, tmp_path / "later-1.krn"]
-
-
 def test_the_loss_is_cross_entropy_plus_the_change_of_f2s_features_on_replays_alone(digits, tmp_path):
     learner = make(digits, tmp_path, aux=3.0)
     run_task(learner, 0, tmp_path)

@@ -73,7 +73,6 @@ def record(
     device: str | None = None,
     head: nn.Module | None = None,
     start: AnyPath | Recording | None = None,
-    grows_to: int | None = None,
     key: str | None = None,
     watch: Callable[[Status, float], None] | None = None,
     over_budget: bool = False,
@@ -89,7 +88,6 @@ def record(
     resume     go on from a checkpoint beside `out`; a finished file is returned at once
     head       a frozen module to see the features through (L_kr2, weight `gamma`)
     start      an earlier recording to start from: its samples need not be learnt anew
-    grows_to   samples that the budget is to last for, where more will be recorded later with start
     key        which array of a file that holds several
     watch      called with (Status, R2 of the latest batches) while fitting
     over_budget  where the budget cannot be kept, write the smallest file instead of refusing
@@ -134,7 +132,6 @@ def record(
         settings={name: value for name, value in settings.items() if name not in fit_names},
         head=head,
         start=open(start) if isinstance(start, str | os.PathLike) else start,
-        grows_to=grows_to,
         checkpoint=None if out is None else _checkpoint_path(path),
         resume=resume,
         watch=watch,

@@ -272,7 +272,7 @@ class Kril(Learner):
         features, labels = features[by_class.to(features.device)], labels[by_class]
         options: dict[str, Any] = {"recorder": c.recorder, "seed": self.context.seed_for(task, 3), **c.own_settings()}
         if c.budget is not None:
-            options |= self._share(task, len(labels))
+            options["budget"] = self._budget(task)
         if c.recorder == "krnet":
             iterations = c.recorder_iterations or SCHEDULES[c.recorder_schedule]
             if c.scaled:
@@ -280,31 +280,27 @@ class Kril(Learner):
             options |= {"iterations": iterations, "schedule": c.recorder_schedule, "gamma": c.gamma}
             preset = PRESET_SHAPES.get(tuple(features.shape[1:])) if c.budget is None else None
             options |= {"preset": preset, "head": self.tail if c.kr2 else None}
-            # A network sized by its samples has to grow with them; one of the paper's, or one that was sized for all
-            # that is to come, is large enough from the start.
-            sized = preset is not None or c.budget is not None
-            if c.warm_start and sized and task > (0 if c.single else 1):
+            # A network sized by its samples has to grow with them; one of the paper's is large enough from the start.
+            if c.warm_start and preset is not None and task > (0 if c.single else 1):
                 options |= {"start": self._files(task - 1)[-1], "preset": None}
         name = "recorder of the base task" if task == 0 else "recorder"
         return RecorderFit(name, self._files(task)[-1], features, labels, self.device, **options)
 
     # ------------------------------------------------------------------ recordings
 
-    def _share(self, task: int, num_samples: int) -> dict[str, Any]:
-        """What a recording may take of the budget: the base task's its share for good, the later one the rest.
+    def _budget(self, task: int) -> int:
+        """What a recording may take: the base task's its share by samples, the later one all the rest from the start.
 
-        A krnet has its final size from the start, so that each can go on from the one before; other recorders get
-        bytes in proportion to the samples that there are.
+        The fewer samples there are so far, the better they are kept: what is learned from replays again and again
+        is worth it.
         """
         assert self.config.budget is not None
+        if self.config.single:
+            return self.config.budget
         counts = [len(self.context.task_ids(t)) for t in range(self.context.split.num_tasks)]
-        final = sum(counts) if self.config.single else sum(counts[1:]) if task else counts[0]
-        rest = self.config.budget
-        if not self.config.single:
-            rest = rest - self._files(0)[0].stat().st_size if task else rest * counts[0] // sum(counts)
-        if self.config.recorder == "krnet":
-            return {"budget": rest, "grows_to": final}
-        return {"budget": rest * num_samples // final}
+        if task == 0:
+            return self.config.budget * counts[0] // sum(counts)
+        return self.config.budget - self._files(0)[0].stat().st_size
 
     def _files(self, task: int) -> list[Path]:
         """Recordings that hold all samples up to and including a task."""

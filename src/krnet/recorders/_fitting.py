@@ -111,7 +111,7 @@ class NetworkFit(ABC):
             net = make()
         self.net = net.to(self.device)
         self.low, self.high = job.stats.low.to(self.device), job.stats.high.to(self.device)
-        self.optimizers = optimizers_for(self.net, job.fit, self.device)
+        self.optimizers = self.make_optimizers()
         self.peak = [float(optimizer.param_groups[0]["lr"]) for optimizer in self.optimizers]
         self.feed = Feed(job.source, batch_size(job), job.fit.seed, self.device)
         # A frozen copy: the caller's module keeps its mode and its gradients.
@@ -121,6 +121,12 @@ class NetworkFit(ABC):
         self.sample_shape = job.source.shape or (1,)
         self.fused = job.fit.compile
         self.graph = self._capture() if self.fused and self.device.type == "cuda" else None
+
+    def make_optimizers(self) -> list[torch.optim.Optimizer]:
+        return optimizers_for(self.net, self.job.fit, self.device)
+
+    def moved(self, ids: Tensor) -> None:  # noqa: B027  most have none
+        """After the optimizers: whatever else a step changes."""
 
     @abstractmethod
     def outputs(self, ids: Tensor, target: Tensor) -> Tensor:
@@ -165,6 +171,7 @@ class NetworkFit(ABC):
         total.backward()
         for optimizer in self.optimizers:
             optimizer.step()
+        self.moved(ids)
         return first.detach()
 
     def _capture(self) -> Graphed:

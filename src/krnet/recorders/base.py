@@ -69,8 +69,6 @@ class Job:
     """The recorder's own settings, as given by the caller."""
     head: nn.Module | None = None
     start: Earlier | None = None
-    grows_to: int | None = None
-    """Samples that a budget is to last for: others are to be recorded later, starting from this recording."""
     checkpoint: Path | None = None
     resume: bool = False
     watch: Callable[[Status, float], None] | None = None

@@ -22,21 +22,25 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from krnet import parallel
-from krnet.config import NetworkConfig, from_dict
+from krnet.config import NetworkConfig, check_choice, from_dict
 from krnet.decoder import Decoder
 from krnet.embedding import BatchedIDEmbedding, GroupTable
 from krnet.errors import InputError, NotARecordingError, OversizedRecordingError, SettingError
 from krnet.lowbit import NUM_TENSORS, Rounding, pack, packed_bytes, rounded, step_for, unpack
+from krnet.recorders import compact
 from krnet.recorders._fitting import NET, NetworkFit, NetworkReplayer, rounding_plan, run_fit
 from krnet.recorders.base import Content, Job, Recorder, TensorStore, overhead_bytes, register
+from krnet.recorders.compact import CompactConfig
 from krnet.recorders.warm import carry_over, earlier_config
 from krnet.samples import Samples
 from krnet.scan import normalise
 from krnet.sizing import map_shape, preset_config, sizes_for
 from krnet.training import Outcome
 
+# The geometry follows from the features and is not the caller's to set.
+NETWORK_NAMES = frozenset(f.name for f in fields(NetworkConfig)) - {"channels", "height", "width", "vector"}
+COMPACT_NAMES = frozenset(f.name for f in fields(CompactConfig))
 PCA_SAMPLES = 4096
-MORE_BYTES = 2  # that a file takes for each sample more, beside weights: a label, and a share of the class's name
 CHEAP_BITS = 4.0  # of a weight, under a budget
 
 
@@ -124,15 +128,11 @@ class ByID(nn.Module):
 @register
 class KRNetRecorder(Recorder):
     name = "krnet"
-    # The geometry follows from the features and is not the caller's to set.
-    setting_names = frozenset(f.name for f in fields(NetworkConfig)) - {
-        "channels",
-        "height",
-        "width",
-        "vector",
-    }
+    setting_names = NETWORK_NAMES | COMPACT_NAMES
 
     def config(self, job: Job) -> NetworkConfig:
+        settings = {name: value for name, value in job.settings.items() if name != "network"}
+        job = replace(job, settings=settings)
         if job.start is not None:
             return earlier_config(job.source.shape, job.start, job.preset, job.settings)
         if job.preset is not None:
@@ -142,56 +142,61 @@ class KRNetRecorder(Recorder):
         return sizes_for(job.source.shape, job.samples.class_counts(), **{"last_norm": last_norm, **job.settings})
 
     def fit(self, job: Job) -> Content:
+        check_choice("network", job.settings.get("network", "paper"), ("paper", "compact"))
+        if job.settings.get("network") == "compact":
+            return compact.fit(self, job)
         config = self.config(job)
         table = GroupTable.build(job.samples.num_samples, job.samples.labels, config.group_size)
         return run_fit(self, KRNetFit(job, config, table), asdict(config))
 
     def for_budget(self, job: Job, budget: int) -> dict[str, Any]:
-        """Weights of few bits, as many as the budget pays for: the widest network, and then its widest layer."""
+        """A compact network; the paper's, with weights of few bits, where the caller asks for something of it."""
         if job.start is not None:
             return {}  # a network that starts from another has its sizes
+        of_paper = job.preset is not None or bool(set(job.settings) & (NETWORK_NAMES - COMPACT_NAMES))
+        if job.settings.get("network", "paper" if of_paper else "compact") == "compact":
+            return compact.for_budget(job, budget)
         network = {"bits": CHEAP_BITS, "last_norm": job.fit.schedule == "paper", **job.settings}
-        counts = job.samples.class_counts()
-        # Classes to come are as large as those that are there.
-        more = max(0, (job.grows_to or 0) - job.samples.num_samples)
-        counts += [max(counts)] * -(-more // max(counts))
+        network.pop("network", None)
 
         def fitting(make: Callable[[int], NetworkConfig], low: int, high: int) -> NetworkConfig:
             """The largest of make(low .. high) that keeps the budget; the smallest where none does."""
             while low < high:
                 middle = (low + high + 1) // 2
-                fits = self.size_bytes(job, make(middle), counts) <= budget
+                fits = self.size_bytes(job, make(middle)) <= budget
                 low, high = (middle, high) if fits else (low, middle - 1)
             return make(low)
 
         if job.preset is not None:
             found = preset_config(job.source.shape, job.preset, **network)
         else:
-            found = fitting(lambda n: sizes_for(job.source.shape, counts, int(10 ** (n / 10)), **network), 30, 85)
+            shape, counts = job.source.shape, job.samples.class_counts()
+            found = fitting(lambda n: sizes_for(shape, counts, int(10 ** (n / 10)), **network), 30, 85)
             if "c0" not in job.settings and found.c0 >= 32:
                 found = replace(found, c0=found.c0 // 16 * 16)  # in eights for each of a norm's two groups
-            if "d0" not in job.settings:
+            if "d0" not in job.settings:  # the widest layer takes what is left
                 start = found
                 found = fitting(lambda n: replace(start, d0=8 * n), start.d0 // 8, start.d0 // 4)
-        return {name: value for name, value in asdict(found).items() if name in self.setting_names}
+        return {name: value for name, value in asdict(found).items() if name in NETWORK_NAMES}
 
-    def size_bytes(self, job: Job, config: NetworkConfig, counts: list[int]) -> int:
-        """Most that a file of these settings takes, with so many samples of each class."""
-        groups = [min(config.group_size, n - i) for n in counts for i in range(0, n, config.group_size)]
-        net = empty(config, len(groups), sum(counts))
+    def size_bytes(self, job: Job, config: NetworkConfig) -> int:
+        """Most that a file of these settings takes."""
+        table = GroupTable.build(job.samples.num_samples, job.samples.labels, config.group_size)
+        net = empty(config, table.num_groups, job.samples.num_samples)
         shapes = {name: tuple(p.shape) for name, p in net.named_parameters()}
         if plan := rounding(net, config):
             weights, num_tensors = packed_bytes(shapes, plan), NUM_TENSORS
         else:
             weights, num_tensors = 4 * sum(map(math.prod, shapes.values())), len(shapes)
-        settings = {**asdict(config), "groups": groups}
-        more = MORE_BYTES * (sum(counts) - job.samples.num_samples)
-        return weights + 8 * config.channels + overhead_bytes(job, num_tensors + 2, settings) + more
+        settings = {**asdict(config), "groups": table.counts()}
+        return weights + 8 * config.channels + overhead_bytes(job, num_tensors + 2, settings)
 
     def replay(
         self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device
     ) -> NetworkReplayer:
         """Sizes are checked against the tensors in the file before anything is allocated for them."""
+        if settings.get("network") == "compact":
+            return compact.replay(samples, settings, store, device)
         try:
             config = from_dict(NetworkConfig, {k: v for k, v in settings.items() if k != "groups"})
             groups = settings["groups"]

@@ -9,7 +9,6 @@ that class; others start at random. Where new samples widen a channel's range, t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -36,15 +35,18 @@ def earlier_config(
             f"{start.path}: a recording of {start.shape} by {start.recorder}; these features are {shape} and need one "
             f"of the same shape by krnet to start from"
         )
-    kept = {name: value for name, value in start.settings.items() if name != "groups"}
-    if preset is not None and asdict(preset_config(shape, preset, **settings)) != kept:
+    if start.settings.get("network") == "compact":
+        raise InputError(f"{start.path}: a compact network, from which none can start; record without start")
+    config = from_dict(NetworkConfig, {name: value for name, value in start.settings.items() if name != "groups"})
+    if preset is not None and preset_config(shape, preset, **settings) != config:
         raise InputError(f"{start.path}: is not of preset {preset!r}; a network that starts from it has its sizes")
     for name, value in settings.items():
-        if kept[name] != value:
+        if getattr(config, name) != value:
+            found = getattr(config, name)
             raise InputError(
-                f"{start.path}: has {name} {kept[name]!r}, not {value!r}; a network that starts from it has its sizes"
+                f"{start.path}: has {name} {found!r}, not {value!r}; a network that starts from it has its sizes"
             )
-    return from_dict(NetworkConfig, kept)
+    return config
 
 
 def carry_over(

@@ -1,0 +1,413 @@
+"""The compact KRNet: a few learned bytes for each sample, and a small network that makes its feature map of them.
+
+    ids -> code (k whole numbers) * step -> axes (k, values) + mean -> map -> + Refine(map) -> clamp -> features
+           '-- entropy-coded --'           '---- entropy-coded ----'          '- few bits -'
+
+The file's bytes lie where they tell most. It starts as principal components: code and axes rounded as recorder pca does
+it, which shares bits out by how much each direction varies. Then all of it is trained together, as it will be stored:
+the network learns what features look like (zeros, edges, which channels go together) and repairs the map, the axes
+learn what the network leaves to them, and each code moves to where its own map comes out best. Codes and axes pay for
+their bits what a bit is worth, as a coder of Laplace variables counts them (Sullivan 1996), and the step follows the
+bytes that are to be kept.
+
+Gradients pass straight through all rounding (Bengio et al. 2013). Codes need no optimizer: along orthonormal axes the
+squared error of a sample curves alike in all directions, so that plain descent is nearly Newton's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from krnet import parallel
+from krnet.config import check_choice, check_int, check_range, from_dict
+from krnet.errors import InputError, NotARecordingError, OversizedRecordingError, SettingError
+from krnet.lowbit import NUM_TENSORS, StraightThrough, coded_bits, pack, packed_bytes, rounded, unpack
+from krnet.quantize import RESTORE
+from krnet.recorders._coded import (
+    CODED_TENSORS,
+    MAX_BLOCK,
+    CodedConfig,
+    CodedNumbers,
+    Numbers,
+    Reader,
+    encode,
+    normalised,
+    survey,
+)
+from krnet.recorders._fitting import NET, NetworkFit, NetworkReplayer, rounding_plan, run_fit
+from krnet.recorders.base import Content, Job, Recorder, TensorStore, overhead_bytes
+from krnet.recorders.pca import Axes, principal_axes
+from krnet.samples import Samples
+from krnet.sizing import map_shape
+from krnet.training import Outcome
+
+AXES, CODES = "axes.", "codes."
+DEFAULT_STEP = 0.25
+SLOPE = 0.01  # below zero, while training: outputs there still learn
+AXES_RATE = 0.1  # learning rate of the axes, as a share of the network's
+CODE_RATE = 0.5  # of a Newton step
+WORTH = 0.45  # steps of standard deviation from which an axis is kept, as in pca.py
+FINEST = 2000  # steps on either side that an axis may have
+KEPT_SHARE = 0.05  # of a budget, that the network may take
+WIDTHS = (128, 64, 32, 16, 8, 0)
+ALMOST = 0.985  # of the bytes that codes and axes may take: what the step aims at
+SPEED = 0.2  # by which the step follows the bits, at each update
+SETTLED = 0.2  # of the learning rate: from there on the step stays
+ZONES = 40  # widths of the dead zone that are tried to keep to the bytes
+SMALL, NUMBERS_PER_BYTE = 1 << 24, 1 << 12  # numbers that axes may have whatever the size of their file, and by it
+WHOLE = CodedConfig(step=1.0, centroid=0.0, block_size=MAX_BLOCK)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompactConfig:
+    """Sizes of a compact KRNet."""
+
+    network: str = "compact"
+    step: float
+    """Width of a code's bins; the range of each channel is 1."""
+    components: int
+    """Numbers in a code."""
+    c1: int = 64
+    """Channels of the network that repairs the map; 0: there is none, as it would not pay."""
+    blocks: int = 2
+    """Its blocks, of two convolutions each."""
+    bits: float = 5.0
+    """Bits of its weights, about."""
+    dead_zone: float = 0.5
+    """Where the bin of zero ends, in steps."""
+    block_size: int = 16
+    """Samples whose codes are coded together: to read one is to read them all."""
+    most_bytes: int | None = None
+    """What the file is to stay below: the step is moved to it while the network is fitted."""
+
+    def __post_init__(self) -> None:
+        check_choice("network", self.network, ("compact",))
+        check_range("step", self.step, 1e-6, 1e3)
+        check_int("components", self.components, 1, 2**16)
+        check_int("c1", self.c1, 0, 2**12)
+        check_int("blocks", self.blocks, 0, 64)
+        check_range("bits", self.bits, 1, 8)
+        check_range("dead_zone", self.dead_zone, 0.5, 1)
+        check_int("block_size", self.block_size, 1, MAX_BLOCK)
+        if self.most_bytes is not None:
+            check_int("most_bytes", self.most_bytes, 1)
+
+    @property
+    def coding(self) -> CodedConfig:
+        return CodedConfig(step=self.step, dead_zone=self.dead_zone, centroid=0.0, block_size=self.block_size)
+
+
+class Block(nn.Module):
+    def __init__(self, channels: int, kernel: int):
+        super().__init__()
+        self.one = nn.Conv2d(channels, channels, kernel, padding=kernel // 2)
+        self.other = nn.Conv2d(channels, channels, kernel, padding=kernel // 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.other(F.relu(self.one(F.relu(x))))
+
+
+class Refine(nn.Module):
+    """maps (B, c, h, w) -> what they lack"""
+
+    def __init__(self, channels: int, config: CompactConfig, kernel: int):
+        super().__init__()
+        c1 = config.c1
+        self.first = nn.Conv2d(channels, c1, kernel, padding=kernel // 2)
+        self.blocks = nn.Sequential(*[Block(c1, kernel) for _ in range(config.blocks)])
+        self.last = nn.Conv2d(c1, channels, kernel, padding=kernel // 2)
+        for p in self.last.parameters():  # nothing, at first
+            nn.init.zeros_(p)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.relu(self.blocks(self.first(x))))
+
+
+class CompactNet(nn.Module):
+    """codes (B, k) -> normalised features (B, c, h, w)"""
+
+    def __init__(self, shape: tuple[int, ...], config: CompactConfig):
+        super().__init__()
+        self.shape = map_shape(shape)
+        self.axes = nn.Parameter(torch.zeros(config.components, math.prod(self.shape)))
+        self.mean = nn.Parameter(torch.zeros(math.prod(self.shape)))
+        kernel = 3 if self.shape[1] * self.shape[2] > 1 else 1
+        self.refine = Refine(self.shape[0], config, kernel) if config.c1 else nn.Module()
+        self.register_buffer("unit", torch.ones(()))
+        self.unit: Tensor
+
+    def forward(self, codes: Tensor) -> Tensor:
+        maps = torch.addmm(self.mean, codes, self.axes).view(-1, *self.shape)
+        if maps.is_cuda:
+            maps = maps.contiguous(memory_format=torch.channels_last)
+        found = maps
+        if isinstance(self.refine, Refine):
+            found = maps + self.unit * self.refine(maps / self.unit)
+        return F.leaky_relu(found, SLOPE) if torch.is_grad_enabled() else found.clamp(0, 1)
+
+
+def laplace_bits(spread: Tensor) -> Tensor:
+    """Entropy of a Laplace variable rounded to whole numbers, of this mean distance from 0: no variable has more."""
+    log = -1 / spread.clamp(min=1e-3)  # of theta, the ratio between neighbours
+    zero = -torch.expm1(log / 2)
+    theta, other = log.exp(), (log / 2).exp()
+    tail = math.log(0.5) + log / 2 + torch.log1p(-theta) + theta / (1 - theta) * log
+    return -(zero * zero.log() + other * tail) / math.log(2)
+
+
+class CompactFit(NetworkFit):
+    net: CompactNet
+
+    def __init__(self, job: Job, config: CompactConfig, axes: Axes):
+        self.config, self.axes = config, axes
+        k, device = config.components, job.device
+        self.spread, self.finest = axis_spread(axes, k)
+        self.step_size = torch.tensor(config.step, device=device)
+        self.codes = torch.empty(len(job.source), k, device=device)
+        for ids in torch.arange(len(job.source)).split(4096):
+            self.codes[ids.to(device)] = (normalised(job, ids).flatten(1) - axes.mean) @ axes.axes[:k].T
+        self.rate = torch.zeros((), device=device)
+        self.wanted: Tensor | None = None
+        super().__init__(job, self._start)
+
+    def _start(self) -> CompactNet:
+        net = CompactNet(self.job.source.shape, self.config)
+        with torch.no_grad():
+            net.axes.copy_(self.axes.axes[: self.config.components])
+            net.mean.copy_(self.axes.mean)
+            net.unit.fill_(max(math.sqrt(self.job.stats.variance), 1e-6))
+        self.plan = rounding_plan(net.refine, self.config.bits)
+        if self.config.most_bytes is not None:
+            # Bits are counted by a formula while the network is fitted; it is as far off now as it will be then.
+            free = max(self.config.most_bytes - fixed_bytes(self.job, self.config), 1)
+            with torch.no_grad():
+                lines = net.axes.to(self.device)
+                now = sum(survey(*part).size_bytes for part in self.numbers(lines, self.config))
+                self.wanted = self.bits(self.codes, lines) * (ALMOST * free / now)
+        return net
+
+    def numbers(self, axes: Tensor, config: CompactConfig) -> tuple[tuple[Numbers, CodedConfig], ...]:
+        """What is to be coded, and how: the axes, and the codes."""
+        lines = (axes.detach() * self.scale).T  # (values, k)
+        return (
+            (Numbers(lambda rows: lines[rows.to(lines.device)], *lines.shape), WHOLE),
+            (Numbers(lambda rows: self.codes[rows.to(self.device)], *self.codes.shape), config.coding),
+        )
+
+    @property
+    def scale(self) -> Tensor:
+        """(k, 1): what each axis is multiplied by before it is rounded."""
+        return axis_scale(self.spread, self.finest, self.step_size, len(self.codes))[:, None]
+
+    def make_optimizers(self) -> list[torch.optim.Optimizer]:
+        cuda, lr = self.device.type == "cuda", self.job.fit.lr
+
+        def adam(params: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+            peak = torch.tensor(lr, device=self.device) if cuda else lr  # a graph reads it from memory
+            return torch.optim.Adam(params, lr=peak, fused=cuda, foreach=not cuda, capturable=cuda)
+
+        made = [adam([self.net.axes, self.net.mean], AXES_RATE * lr)]
+        return [adam(list(self.net.refine.parameters()), lr), *made] if self.config.c1 else made
+
+    def bits(self, codes: Tensor, axes: Tensor) -> Tensor:
+        """Of a sample: its code, and its share of the axes."""
+        of_axes = laplace_bits((axes * self.scale).abs().mean(1)).sum() * axes.shape[1]
+        return laplace_bits(codes.abs().mean(0) / self.step_size).sum() + of_axes / len(self.codes)
+
+    def outputs(self, ids: Tensor, target: Tensor) -> Tensor:
+        """Computed with codes and weights as the file will hold them."""
+        weights = rounded(dict(self.net.refine.named_parameters()), self.plan)
+        weights = {f"refine.{name}": value for name, value in weights.items()}
+        weights["axes"] = StraightThrough.apply(self.net.axes, 1 / self.scale)
+        weights["mean"] = StraightThrough.apply(self.net.mean, None)
+        return functional_call(self.net, weights, (StraightThrough.apply(self.chosen, self.step_size),))
+
+    def _losses(self, ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        self.chosen = self.codes.index_select(0, ids).requires_grad_()
+        first, total = super()._losses(ids, values)
+        self.taken = self.bits(self.chosen, self.net.axes)
+        # A bit more leaves a quarter of the error of rounding: what it is worth, it costs.
+        return first, total + (2 * math.log(2) / 12) * self.step_size.square() * self.taken
+
+    @torch.no_grad()
+    def moved(self, ids: Tensor) -> None:
+        """Codes go down their own error, and the step to where the file has its size."""
+        assert self.chosen.grad is not None
+        # The loss is a mean over the batch, a code's own error is not. Its gradient was taken where the code is rounded
+        # to: brought back to where it is, it does not drive codes to and fro over the edges of their bins.
+        rest = self.chosen - (self.chosen / self.step_size).round() * self.step_size
+        downhill = len(ids) * self.chosen.grad + 2 * rest
+        # By a step at most: seen through a head, the error may curve more than the squares alone.
+        move = (0.5 * CODE_RATE * downhill).clamp(-self.step_size, self.step_size)
+        self.codes.index_copy_(0, ids, self.chosen - self.rate * move)
+        if self.wanted is not None:
+            excess = (self.taken.detach() / self.wanted - 1).clamp(-0.5, 0.5)
+            self.step_size.mul_((SPEED * excess * (self.rate > SETTLED)).exp())
+
+    def _set_rates(self, share: float) -> None:
+        super()._set_rates(share)
+        self.rate.fill_(share)
+
+    def state(self) -> dict[str, Tensor]:
+        return super().state() | {"codes": self.codes, "step_size": self.step_size}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        super().load_state(state)
+        self.codes.copy_(state["codes"])
+        self.step_size.copy_(state["step_size"])
+
+    @torch.no_grad()
+    def content(self, outcome: Outcome) -> Content:
+        refine = pack(dict(self.net.refine.named_parameters()), self.plan) if self.config.c1 else {}
+        tensors = {f"{NET}{name}": value for name, value in refine.items()}
+        axes, _ = self.numbers(self.net.axes, self.config)
+        tensors |= encode(*axes, survey(*axes)).tensors(AXES)
+        tensors |= {"mean": self.net.mean.half(), "scale": self.scale[:, 0].half(), "unit": self.net.unit.clone()}
+        tensors |= {"low": self.job.stats.low, "high": self.job.stats.high}
+        for attempt in range(ZONES):
+            # Numbers that hardly left zero go back there, until the file is as small as it has to be.
+            dead_zone = min(1.0, self.config.dead_zone + attempt / 80)
+            config = replace(self.config, step=float(self.step_size), dead_zone=dead_zone)
+            _, codes = self.numbers(self.net.axes, config)
+            found = tensors | encode(*codes, survey(*codes)).tensors(CODES)
+            size = sum(t.nbytes for t in found.values()) + overhead_bytes(self.job, len(found), asdict(config))
+            if config.most_bytes is None or size <= config.most_bytes:
+                break
+        return Content(found, asdict(config), outcome.iterations, outcome.seconds, outcome.reason)
+
+
+# ------------------------------------------------------------------ sizes
+
+
+def axis_spread(axes: Axes, components: int) -> tuple[Tensor, Tensor]:
+    """How far each axis' numbers reach (k,), and the finest that axes, times that, need be rounded to."""
+    std = axes.std[:components]
+    std = torch.where(std > 0, std, 1.0)
+    return std, (axes.axes[:components] * std[:, None]).abs().max() / FINEST
+
+
+def axis_scale(spread: Tensor, finest: Tensor, step: Tensor, num_samples: int) -> Tensor:
+    """As in pca.py: a bit more for an axis then gains as much as a bit more for its numbers."""
+    return (spread / torch.maximum(finest, step / math.sqrt(num_samples))).half().float()
+
+
+def fixed_bytes(job: Job, config: CompactConfig) -> int:
+    """About how large a file is without what codes and axes take."""
+    with torch.device("meta"):
+        refine = CompactNet(job.source.shape, config).refine
+    shapes = {name: tuple(p.shape) for name, p in refine.named_parameters()}
+    found = packed_bytes(shapes, rounding_plan(refine, config.bits)) + 2 * math.prod(job.source.shape)
+    found += 4 * config.components + 8 * map_shape(job.source.shape)[0]
+    return found + overhead_bytes(job, NUM_TENSORS + 2 * len(CODED_TENSORS) + 5, asdict(config))
+
+
+def size_bytes(job: Job, config: CompactConfig, axes: Axes) -> int:
+    """About how large a file is at first; an upper bound where numbers are normal, which they are not quite."""
+    num_samples, num_values = len(job.source), math.prod(job.source.shape)
+    step = torch.tensor(config.step, device=axes.std.device)
+    of_axes = axis_scale(*axis_spread(axes, config.components), step, num_samples).double() / math.sqrt(num_values)
+    of_codes = axes.std[: config.components].double() / config.step
+    bits = num_values * sum(coded_bits(1 / max(s, 1e-3)) for s in of_axes.tolist())
+    bits += num_samples * sum(coded_bits(1 / max(s, 1e-3)) for s in of_codes.tolist())
+    return math.ceil(bits / 8) + fixed_bytes(job, config)
+
+
+def for_budget(job: Job, budget: int) -> dict[str, Any]:
+    """Step and number of axes with the least error that the budget pays for, beside a network of a twentieth of it."""
+    axes = learned(job)
+    channels, num_values = map_shape(job.source.shape)[0], math.prod(job.source.shape)
+    given = {"most_bytes": budget, **job.settings}
+
+    def network(step: float, components: int, c1: int) -> CompactConfig:
+        return from_dict(CompactConfig, {"step": step, "components": components, "c1": c1, **given})
+
+    def network_bytes(c1: int) -> int:
+        with torch.device("meta"):
+            refine = CompactNet(job.source.shape, network(1.0, 1, c1)).refine
+        shapes = {name: tuple(p.shape) for name, p in refine.named_parameters()}
+        return packed_bytes(shapes, rounding_plan(refine, network(1.0, 1, c1).bits))
+
+    def finest(components: int) -> float:
+        """The smallest step that keeps the budget, or the largest there is."""
+        low, high = math.log(1e-5), math.log(2 * math.sqrt(num_values) + 1)
+        while high - low > 1e-3:
+            middle = (low + high) / 2
+            fits = size_bytes(job, network(math.exp(middle), components, c1), axes) <= budget
+            low, high = (low, middle) if fits else (middle, high)
+        return math.exp(high)
+
+    def error(components: int) -> float:
+        """Of rounding codes and axes, and of what the axes left out hold."""
+        rounding = components * finest(components) ** 2 / 12 * (1 + num_values / len(job.source))
+        return rounding + float(axes.std[components:].double().square().sum())
+
+    widths = [c1 for c1 in WIDTHS if c1 <= max(channels, 8)]
+    c1 = next(c1 for c1 in widths if c1 == 0 or network_bytes(c1) <= KEPT_SHARE * budget)
+    most = min(len(axes.std), int((axes.std > 0).sum()) or 1)
+    tried = sorted({max(1, round(most * 0.85**n)) for n in range(math.ceil(math.log(most) / -math.log(0.85)) + 1)})
+    best = int(given["components"]) if "components" in given else min(tried, key=error)
+    return asdict(network(float(f"{finest(best):.5g}"), best, c1))
+
+
+def learned(job: Job) -> Axes:
+    with parallel.exact(), torch.inference_mode():
+        return principal_axes(job, job.settings.get("components"))
+
+
+# ------------------------------------------------------------------ a recorder's two halves
+
+
+def fit(recorder: Recorder, job: Job) -> Content:
+    if job.start is not None or job.preset is not None:
+        name = "start" if job.preset is None else "preset"
+        raise InputError(f"{name} is given, and a compact network learns everything anew; leave {name} out")
+    axes = learned(job)
+    step = job.settings.get("step", DEFAULT_STEP)
+    kept = max(1, min(int((axes.std > WORTH * step).sum()), len(axes.std)))
+    config = from_dict(CompactConfig, {"step": step, "components": kept, **job.settings})
+    if config.components > len(axes.std):
+        raise SettingError(
+            f"components is {config.components}; {len(job.source)} samples of shape {job.source.shape} have at most "
+            f"{len(axes.std)}"
+        )
+    with torch.no_grad():
+        trainee = CompactFit(job, config, Axes(*(t.clone() for t in (axes.mean, axes.axes, axes.std))))
+    return run_fit(recorder, trainee, asdict(config))
+
+
+def replay(samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device) -> NetworkReplayer:
+    try:
+        config = from_dict(CompactConfig, settings)
+    except InputError as error:
+        raise NotARecordingError(f"settings of a compact network refused: {error}. {RESTORE}") from error
+    num_values, k = math.prod(samples.shape), config.components
+    with torch.device("meta"):
+        net = CompactNet(samples.shape, config)
+    shapes = {name: tuple(p.shape) for name, p in net.refine.named_parameters()}
+    weights = unpack(store, NET, shapes, rounding_plan(net.refine, config.bits)) if config.c1 else {}
+    coded = CodedNumbers.load(store, AXES, num_values, k, WHOLE.block_size)
+    most = SMALL + NUMBERS_PER_BYTE * len(coded.blocks.stream)
+    if k * num_values > most:
+        raise OversizedRecordingError(
+            f"axes of {k * num_values} numbers in {len(coded.blocks.stream)} bytes. {RESTORE}"
+        )
+    scale = store.tensor("scale", shape=(k,), dtype=torch.float16).float()
+    lines = Reader(coded, WHOLE, torch.device("cpu")).read(torch.arange(num_values)).T / scale[:, None]
+    weights = {f"refine.{name}": value for name, value in weights.items()} | {"axes": lines.contiguous()}
+    weights["mean"] = store.tensor("mean", shape=(num_values,), dtype=torch.float16).float()
+    weights["unit"] = store.tensor("unit", shape=(), dtype=torch.float32)
+    net.load_state_dict(weights, assign=True)
+    low, high = (store.tensor(n, shape=(net.shape[0],), dtype=torch.float32) for n in ("low", "high"))
+    codes = CodedNumbers.load(store, CODES, samples.num_samples, k, config.block_size)
+    reader = Reader(codes, config.coding, device)
+    return NetworkReplayer(
+        net, reader.read, max(num_values, config.c1 * num_values // net.shape[0]), samples, low, high, device
+    )

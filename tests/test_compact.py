@@ -1,0 +1,141 @@
+"""The compact KRNet: under a budget, better than principal components, and read back as it was trained."""
+
+import math
+
+import pytest
+import torch
+
+import krnet
+from krnet import api
+from krnet.errors import BudgetError, InputError, SettingError
+from krnet.recorders import compact
+from krnet.recorders.compact import CompactConfig, CompactNet, laplace_bits
+from maps import relu_maps, signed_maps
+
+BUDGET = 16_000
+SHAPES = [(8, 6, 6), (12,), (), (3, 7)]
+
+
+@pytest.fixture(scope="module")
+def maps():
+    return relu_maps(600, (8, 6, 6))
+
+
+def made(maps, path, **options):
+    return api.record(*maps, out=path, **{"iterations": 60, "budget": BUDGET, "device": "cpu"} | options)
+
+
+def test_a_budget_is_kept_and_used_and_its_replays_beat_principal_components(maps, tmp_path):
+    found = made(maps, tmp_path / "a.krn", iterations=150)
+    rival = made(maps, tmp_path / "b.krn", iterations=None, recorder="pca")
+    for path in (tmp_path / "a.krn", tmp_path / "b.krn"):
+        assert 0.8 * BUDGET <= path.stat().st_size <= BUDGET
+    assert found.settings["network"] == "compact"
+    assert 1 - found.info()["r2"] < 0.99 * (1 - rival.info()["r2"])
+
+
+def test_what_is_read_back_is_what_was_measured(maps, tmp_path):
+    found = made(maps, tmp_path / "a.krn")
+    again = krnet.open(tmp_path / "a.krn")
+    ids = torch.randperm(600)
+    assert torch.equal(found.replay(ids), again.replay(ids))
+    torch.testing.assert_close(again[7], again.replay(torch.arange(600))[7], rtol=1e-4, atol=1e-4)
+    assert api.verify(tmp_path / "a.krn", maps[0])["r2"] == pytest.approx(found.info()["r2"], abs=1e-6)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_features_of_any_shape_are_recorded(tmp_path, shape):
+    torch.manual_seed(0)
+    features = torch.randn(200, *shape)
+    found = api.record(features, out=tmp_path / "a.krn", network="compact", step=0.05, iterations=20, device="cpu")
+    assert found.replay(torch.arange(200)).shape == features.shape
+    assert found.info()["r2"] > 0.5
+
+
+def test_signed_maps_are_recorded_as_well(tmp_path):
+    features, _ = signed_maps(300)
+    found = api.record(features, out=tmp_path / "a.krn", budget=30_000, iterations=60, device="cpu")
+    assert found.info()["r2"] > 0.5
+
+
+def test_training_raises_what_principal_components_start_from(maps, tmp_path):
+    before, after = (
+        made(maps, tmp_path / f"{n}.krn", network="compact", step=0.3, budget=None, iterations=n).info()["r2"]
+        for n in (1, 40)
+    )
+    assert 1 - after < 0.95 * (1 - before)
+
+
+def test_no_variable_of_that_mean_distance_from_zero_takes_more_bits():
+    torch.manual_seed(0)
+    for spread in (0.05, 0.3, 1.0, 5.0):
+        laplace = torch.distributions.Laplace(0.0, spread).sample((400_000,))
+        normal = torch.randn(400_000) * spread * math.sqrt(math.pi / 2)
+        found = []
+        for sample in (laplace, normal):
+            counts = sample.round().unique(return_counts=True)[1].double()
+            share = counts / counts.sum()
+            found.append(-(share * share.log2()).sum().item())
+        wanted = laplace_bits(torch.tensor(spread)).item()
+        assert found[0] == pytest.approx(wanted, rel=0.02, abs=1e-3) and found[1] <= wanted * 1.01
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_file(maps, tmp_path, monkeypatch):
+    made(maps, tmp_path / "whole.krn", checkpoint_s=0.0)
+    count, right = [0], compact.CompactFit.step
+
+    def stop(self, iteration, progress):
+        count[0] += 1
+        if count[0] == 30:
+            raise KeyboardInterrupt
+        return right(self, iteration, progress)
+
+    monkeypatch.setattr(compact.CompactFit, "step", stop)
+    with pytest.raises(KeyboardInterrupt):
+        made(maps, tmp_path / "half.krn", checkpoint_s=0.0)
+    monkeypatch.setattr(compact.CompactFit, "step", right)
+    made(maps, tmp_path / "half.krn", checkpoint_s=0.0, resume=True)
+    whole, half = (krnet.open(tmp_path / f"{name}.krn").replay(torch.arange(600)) for name in ("whole", "half"))
+    assert torch.equal(whole, half)
+
+
+def test_through_a_head_it_keeps_what_the_head_sees(maps, tmp_path):
+    features = maps[0]
+    torch.manual_seed(0)
+    head = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(math.prod(features.shape[1:]), 4))
+
+    def error(**options):
+        replayed = made(maps, tmp_path / "a.krn", iterations=100, **options).replay(torch.arange(600))
+        with torch.no_grad():
+            return (head(replayed) - head(features)).square().mean()
+
+    assert error(head=head, gamma=0.03) < 0.8 * error()
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"budget": 900}, BudgetError, "the budget is 900"),
+        ({"network": "small"}, SettingError, "network"),
+        ({"network": "compact", "budget": None, "components": 10_000}, SettingError, "components"),
+        ({"network": "compact", "budget": None, "step": 0.0}, SettingError, "step"),
+        ({"network": "compact", "budget": None, "preset": "cifar100"}, InputError, "preset"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_nothing_is_written(maps, tmp_path, options, kind, message):
+    with pytest.raises(kind, match=message):
+        made(maps, tmp_path / "a.krn", iterations=2, **options)
+    assert not (tmp_path / "a.krn").exists()
+
+
+def test_a_network_adds_nothing_before_it_is_trained():
+    net = CompactNet((4, 5, 5), CompactConfig(step=0.1, components=3, c1=8))
+    with torch.no_grad():
+        net.axes.uniform_(0, 0.1)
+        codes = torch.rand(6, 3)
+        torch.testing.assert_close(net(codes).flatten(1), codes @ net.axes)
+
+
+def test_settings_of_the_papers_network_under_a_budget_get_the_papers_network(maps, tmp_path):
+    found = made(maps, tmp_path / "a.krn", c0=8, budget=40_000, iterations=3)
+    assert found.settings["c0"] == 8 and found.settings["bits"] == 4.0 and found.nbytes <= 40_000
