@@ -130,11 +130,11 @@ def test_few_bits_make_a_far_smaller_file_and_hardly_a_worse_one(maps, tmp_path)
 
 def test_training_for_few_bits_beats_rounding_afterwards(maps, tmp_path):
     features, labels = maps
-    options = {"iterations": 250, "device": "cpu", "c0": 16, "d0": 64, "c1": 16, "group_size": 32}
-    trained = api.record(features, labels, bits=2.5, **options)
+    options = {"iterations": 400, "device": "cpu", "c0": 16, "d0": 64, "c1": 16, "group_size": 32}
+    trained = api.record(features, labels, bits=2.0, **options)
     whole = api.record(features, labels, **options)
     net = whole._load().net.net
-    config = from_dict(NetworkConfig, {k: v for k, v in whole.settings.items() if k != "groups"} | {"bits": 2.5})
+    config = from_dict(NetworkConfig, {k: v for k, v in whole.settings.items() if k != "groups"} | {"bits": 2.0})
     net.load_state_dict(rounded(dict(net.named_parameters()), rounding(net, config)))
     error, later = ((replays.replay(torch.arange(96)) - features).square().mean() for replays in (trained, whole))
     assert error < 0.7 * later

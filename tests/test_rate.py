@@ -314,8 +314,6 @@ def test_the_head_of_a_kril_run_is_what_reads_its_feature_maps(tmp_path, monkeyp
     data, kept = small_digits(6, 3), {}
     finish = learning.base.choose("kril").finish
     monkeypatch.setattr(learning.base.choose("kril"), "finish", lambda self: kept.update(learner=self) or finish(self))
-    unlink = Path.unlink
-    monkeypatch.setattr(Path, "unlink", lambda path, **more: None if path.name == "state.krn" else unlink(path, **more))
     own = {**settings_for("kril"), "base_epochs": 1, "epochs": 1, "recorder": "raw"}
     learning.learn("kril", data, small_tasks(1), out=tmp_path / "run", settings=own, device="cpu")
     learner = kept["learner"]
@@ -325,7 +323,7 @@ def test_the_head_of_a_kril_run_is_what_reads_its_feature_maps(tmp_path, monkeyp
         features = learner.trunk(images)
     head = rate.read_head(tmp_path / "run", CPU)
     assert torch.allclose(head.logits(features), expected, atol=1e-4) and expected.shape == (5, 8)
-    unlink(tmp_path / "run" / "state.krn")
+    (tmp_path / "run" / "state.krn").unlink()
     with pytest.raises(InputError, match=r"run: holds no state\.krn"):
         rate.read_head(tmp_path / "run", CPU)
     settings = json.loads((tmp_path / "run" / "settings.json").read_text())
@@ -359,3 +357,24 @@ def test_the_command_line_writes_a_table_and_goes_on_where_it_was(maps, head_pat
 def test_the_default_budgets_are_those_of_the_help():
     shown = CliRunner().invoke(app, ["bench", "rate", "--help"]).stdout
     assert "3MB,6.5MB,12MB,24MB" in shown and rate.BUDGETS == (3_000_000, 6_500_000, 12_000_000, 24_000_000)
+
+
+def test_networks_are_fitted_with_the_head_in_view_and_others_are_not(maps, head_path, tmp_path, monkeypatch):
+    seen, right = {}, api.record
+
+    def note(*args, recorder, head, **options):
+        seen[recorder] = head, options.get("gamma")
+        return right(*args, recorder=recorder, head=head, **options)
+
+    monkeypatch.setattr(api, "record", note)
+    series = ["krnet:gamma=0.01", "pca"]
+    options = {"budgets": [9_000], "recorders": series, "iterations": 3, "device": "cpu"}
+    rate.bench(*maps, out=tmp_path / "a", head=head_path, **options)
+    assert seen["pca"] == (None, None)
+    head, gamma = seen["krnet"]
+    assert gamma == 0.01 and torch.allclose(head(maps[0]), Means(*maps)(maps[0]), rtol=1e-4)
+    other = tmp_path / "other.pt"
+    torch.jit.script(Means(maps[0] + 1, maps[1])).save(str(other))
+    seen.clear()
+    rate.bench(*maps, out=tmp_path / "a", head=other, **options)
+    assert list(seen) == ["krnet"]  # fitted anew; what pca made is only scored anew

@@ -366,6 +366,15 @@ def learn(
     recorder: Annotated[
         str | None, typer.Option(help="kril: how features are kept; raw keeps real ones.", show_default="krnet")
     ] = None,
+    budget: Annotated[
+        Any,
+        typer.Option(
+            parser=parse_size,
+            metavar="SIZE",
+            help="Most bytes that kril's recordings, or the exemplars of icarl and lucir, may take (MB = 10^6).",
+            show_default="none",
+        ),
+    ] = None,
     fixed_layers: Annotated[
         int | None, typer.Option(help="kril: layers that are frozen after the base task.", show_default="23")
     ] = None,
@@ -413,6 +422,7 @@ def learn(
         return
     switches: dict[str, Any] = {
         "recorder": recorder,
+        "budget": budget,
         "fixed_layers": fixed_layers,
         "epochs": epochs,
         "base_epochs": epochs,

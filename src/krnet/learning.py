@@ -89,7 +89,7 @@ def learn(
     watcher: Watcher | None = None,
     checkpoint_s: float = 60.0,
 ) -> dict[str, Any]:
-    """Learn all tasks and write DIR/run.json, which is returned.
+    """Learn all tasks and write DIR/run.json, which is returned; DIR/state.krn keeps the network as it ended.
 
     settings  over the method's own and those that follow from the size of the images
     out     folder of this run; a finished one is returned as it is if `resume`, else refused
@@ -129,7 +129,6 @@ def learn(
             _run_task(learner, task, progress, folder, resume, Path(shared) if shared else None, watcher, checkpoint_s)
     result = _summary(learner, progress, data)
     _write_json(folder / RUN, result)
-    (folder / STATE).unlink()
     learner.finish()
     return result
 

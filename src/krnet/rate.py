@@ -17,7 +17,7 @@ import os
 import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from krnet import api, archive, backbones, ledger, parallel
 from krnet.budget import parse_size, say_size
-from krnet.config import unknown_setting
+from krnet.config import FitConfig, unknown_setting
 from krnet.errors import InputError, LabelError, NotARecordingError, RecordingError, ResumeError, SettingError
 from krnet.features import FeatureSource, check_labels, open_features
 from krnet.files import AnyPath, atomic_write
@@ -51,6 +51,11 @@ class Head:
     def __init__(self, name: str, module: Callable[[Tensor], Tensor], batch: int | None = None, *, digest: str):
         """`batch`: the only size that it takes, where it was exported for one."""
         self.name, self.module, self.digest, self.batch = name, module, digest, batch
+
+    @property
+    def trainable(self) -> nn.Module | None:
+        """To be looked through while a network is fitted; not where it takes one size of batch only."""
+        return Unfused(self.module) if self.batch is None and isinstance(self.module, nn.Module) else None
 
     @torch.no_grad()
     def logits(self, features: Tensor) -> Tensor:
@@ -82,6 +87,18 @@ class Head:
                 f"classes as the head does"
             )
         return int((logits.argmax(1).cpu() == labels).sum())
+
+
+class Unfused(nn.Module):
+    """TorchScript without its fuser, which would compile in the middle of a CUDA graph."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.jit.optimized_execution(False):
+            return self.module(x)
 
 
 def read_head(path: AnyPath, device: torch.device) -> Head:
@@ -136,8 +153,8 @@ def _head_of_run(folder: Path, device: torch.device) -> Head:
     path = folder / "state.krn"
     if not path.exists():
         raise InputError(
-            f"{folder}: holds no {path.name}, the classifier as it was after the latest task. A finished run may have "
-            f"let go of it: give the head as a file (torch.jit.script(head).save)"
+            f"{folder}: holds no {path.name}, the classifier as it was after the latest task. Give the head as a file "
+            f"(torch.jit.script(head).save), or run at least one task"
         )
     kept = archive.open_archive(path)
     state = {name: kept.tensor(name) for name in kept.names if name.startswith("model.")}
@@ -177,9 +194,10 @@ class Series:
             settings = dict(parse_setting(part) for part in parts)
         except ValueError as error:
             raise SettingError(f"recorder {text!r}: {error}") from error
+        known = recorder.setting_names | ({f.name for f in fields(FitConfig)} if recorder.takes_head else set())
         for setting in settings:
-            if setting not in recorder.setting_names:
-                raise unknown_setting(setting, recorder.setting_names)
+            if setting not in known:
+                raise unknown_setting(setting, known)
         return cls(recorder.name, settings)
 
     @property
@@ -205,7 +223,11 @@ class Bench:
         stem = f"{series.name}-{budget}".replace("/", "_").replace(":", "_")
         path = self.folder / POINTS / f"{stem}.krn"
         kept_at = path.with_suffix(".json")
+        # Networks are fitted with the head in view, as they would be for a classifier that is to learn from replays.
+        head = self.head if base.choose(series.recorder).takes_head else None
         fitted = {"recorder": series.recorder, "given": series.settings, "budget": budget, **self.options}
+        if head is not None and head.trainable is not None:
+            fitted["head"] = head.digest
         kept = _read_json(kept_at)
         if kept.get("fitted_with") != fitted:
             for old in (path, path.with_name(path.name + ".ckpt"), kept_at):
@@ -220,7 +242,8 @@ class Bench:
             started = time.perf_counter()
             made = api.record(
                 self.source, self.labels, recorder=series.recorder, budget=budget, over_budget=True, out=path,
-                resume=True, device=str(self.device), watch=watch, **series.settings, **self.options,
+                resume=True, device=str(self.device), watch=watch, head=None if head is None else head.trainable,
+                **self.options | series.settings,
             )  # fmt: skip
             kept = {"fitted_with": fitted, "checksum": made.fingerprint, "seconds": time.perf_counter() - started}
         if kept.get("scored_with") != scored:

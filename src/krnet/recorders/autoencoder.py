@@ -297,6 +297,7 @@ def stored_codes(
 @register
 class AutoencoderRecorder(Recorder):
     name = "autoencoder"
+    takes_head = True
     # The geometry follows from the features and is not the caller's to set.
     setting_names = (NETWORK_NAMES | CODE_NAMES) - GEOMETRY
 

@@ -112,6 +112,8 @@ class Recorder(ABC):
     """Settings of its own that a caller may give."""
     fast_is_exact: ClassVar[bool] = False
     """`fast` replays are the same as exact ones on every device."""
+    takes_head: ClassVar[bool] = False
+    """It fits a network, which may be shown its error through a head (L_kr2)."""
     takes_trunk: ClassVar[bool] = False
     """It stores images, and replays them through a trunk."""
     needs_only_features: ClassVar[bool] = True

@@ -128,6 +128,7 @@ class ByID(nn.Module):
 @register
 class KRNetRecorder(Recorder):
     name = "krnet"
+    takes_head = True
     setting_names = NETWORK_NAMES | COMPACT_NAMES
 
     def config(self, job: Job) -> NetworkConfig:
