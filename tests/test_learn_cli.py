@@ -55,7 +55,7 @@ def test_run_json_lies_in_the_folder_and_is_what_json_prints(tmp_path: Path) -> 
     assert found["order_hash"] == protocol.order_hash(range(10))
     assert {"accuracy_matrix", "last", "average", "average_without_base", "forgetting", "storage_bytes"} <= found.keys()
     left = {name for name in files(tmp_path / "new" / "run") if not name.startswith("tensorboard")}
-    assert left == {"run.json", "settings.json"}
+    assert left == {"run.json", "settings.json", "state.krn"}
 
 
 def test_accuracies_are_fractions_in_json_and_percent_on_the_screen(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ REFUSED = {
     "a setting out of range": ("finetune --set lr=-1", "lr is -1; expected at least 0"),
     "a word for a number": ("finetune --epochs 1 --set drops=early", "drops is 'early'"),
     "no epochs": ("finetune --epochs 0", "epochs is 0; expected at least 1"),
-    "an unknown recorder": ("kril --recorder tape", "recorder is 'tape'; expected one of krnet, "),
+    "an unknown recorder": ("kril --recorder tape", "recorder is 'tape'; expected one of autoencoder, "),
     "a setting the recorder has not": ("kril --set recorder_settings=d00=8", "did you mean 'd0'?"),
     "a recorder's setting without value": ("kril --set recorder_settings=d0", "recorder_settings: 'd0' is not a"),
     "a cut inside a block": ("kril --fixed-layers 4", "cannot cut after 4 layers; possible: 1, 3, 5, 7"),
