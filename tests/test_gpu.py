@@ -83,3 +83,33 @@ def test_a_fit_killed_and_resumed_on_the_gpu_goes_on_from_its_weights(tmp_path):
     resumed = krnet.record(features, labels, out=path, device="cuda", resume=True, **SETTINGS)
     whole = krnet.record(features, labels, device="cuda", **SETTINGS)
     assert abs(resumed.info()["r2"] - whole.info()["r2"]) < 0.02
+
+
+SMALL_FILES = {
+    "compact": {"budget": 40_000, "iterations": 200},
+    "few bits": {"bits": 4.0, "code": 8, **SETTINGS},
+    "autoencoder": {"recorder": "autoencoder", "budget": 60_000, "iterations": 200},
+    "autoencoder, floats": {"recorder": "autoencoder", "iterations": 100, "code_width": 32, "d0": 64, "c0": 32},
+    "pca": {"recorder": "pca", "budget": 40_000},
+    "pq": {"recorder": "pq", "parts": 4, "bits": 4},
+}
+
+
+@pytest.mark.parametrize("options", SMALL_FILES.values(), ids=SMALL_FILES.keys())
+def test_a_file_made_on_either_device_is_as_good_and_reads_the_same_on_both(tmp_path, options):
+    features, labels = relu_maps(600, (16, 8, 8))
+    ids, r2 = torch.randperm(600), []
+    for device in ("cuda", "cpu"):
+        path = tmp_path / f"{device}.krn"
+        r2.append(krnet.record(features, labels, out=path, device=device, **options).info()["r2"])
+        on_gpu, on_cpu = krnet.open(path, "cuda").replay(ids).cpu(), krnet.open(path, "cpu").replay(ids)
+        assert (on_gpu - on_cpu).abs().max() <= 1e-4 * on_cpu.abs().max()
+        assert path.stat().st_size <= options.get("budget", 1 << 30)
+    assert abs(r2[0] - r2[1]) < 0.05
+
+
+def test_a_compact_network_is_fitted_through_a_head_on_the_gpu(tmp_path):
+    features, labels = relu_maps(300, (16, 8, 8))
+    head = torch.nn.Sequential(torch.nn.Conv2d(16, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU())
+    found = krnet.record(features, labels, device="cuda", budget=40_000, iterations=50, head=head, gamma=1e-2)
+    assert found.info()["r2"] > 0.5
