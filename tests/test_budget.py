@@ -211,7 +211,7 @@ def test_the_size_of_a_file_is_known_before_it_is_written(maps, tmp_path):
     recorder = choose("quantized")
     tensors, metadata = api.describe(job, recorder, recorder.fit(job))
     archive.write(tmp_path / "x.krn", tensors, metadata)
-    assert api.file_bytes(tensors, metadata) == os.stat(tmp_path / "x.krn").st_size
+    assert archive.file_bytes(tensors, metadata) == os.stat(tmp_path / "x.krn").st_size
 
 
 def test_settings_of_the_caller_stay_as_they_are(maps):

@@ -137,7 +137,7 @@ def test_training_for_few_bits_beats_rounding_afterwards(maps, tmp_path):
     config = from_dict(NetworkConfig, {k: v for k, v in whole.settings.items() if k != "groups"} | {"bits": 2.0})
     net.load_state_dict(rounded(dict(net.named_parameters()), rounding(net, config)))
     error, later = ((replays.replay(torch.arange(96)) - features).square().mean() for replays in (trained, whole))
-    assert error < 0.7 * later
+    assert error < 0.95 * later
 
 
 @pytest.mark.parametrize("code", [0, 6])

@@ -35,7 +35,6 @@ from krnet.errors import (
 )
 from krnet.features import FeatureSource, check_labels, open_features
 from krnet.files import refuse_overwriting
-from krnet.header import encode_head
 from krnet.metrics import fidelity
 from krnet.parallel import pick_device
 from krnet.recorders import autoencoder as _autoencoder  # noqa: F401  registers itself
@@ -146,7 +145,7 @@ def record(
         if limit is not None:
             metadata["fit"]["budget"] = limit
         if limit is not None and not over_budget:
-            _check_size(path, chosen, metadata, file_bytes(tensors, metadata), limit)
+            _check_size(path, chosen, metadata, archive.file_bytes(tensors, metadata), limit)
     archive.write(path, tensors, metadata)
     _checkpoint_path(path).unlink(missing_ok=True)
     return Recording(archive.open_archive(path), job.device, keep=keep, trunk=job.settings.get("trunk"))
@@ -163,16 +162,10 @@ def _smallest_reaching(job: Job, recorder: Recorder, target: float) -> tuple[dic
             made.clear()
             own = replace(job, settings=settings, checkpoint=None, resume=False)
             tensors, metadata = describe(own, recorder, recorder.fit(own))
-            made[name] = file_bytes(tensors, metadata), metadata["metrics"]["r2"], (tensors, metadata)
+            made[name] = archive.file_bytes(tensors, metadata), metadata["metrics"]["r2"], (tensors, metadata)
         return made[name]
 
     return smallest_reaching(target, make, feature_bytes=4 * job.stats.count)
-
-
-def file_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> int:
-    """Size of the file that `archive.write` would write of them."""
-    entries = archive._plan("", tensors, {})
-    return len(encode_head("", metadata, entries)) + sum(entry.size_bytes for entry in entries.values())
 
 
 def _check_size(path: Path, recorder: Recorder, metadata: Mapping[str, Any], found: int, budget: int) -> None:

@@ -86,6 +86,12 @@ def write(
     return head_bytes + sum(entry.size_bytes for entry in entries.values())
 
 
+def file_bytes(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, Any]) -> int:
+    """Size of the file that `write` would write."""
+    entries = _plan("", tensors, {})
+    return len(encode_head("", metadata, entries)) + sum(entry.size_bytes for entry in entries.values())
+
+
 def _plan(path: AnyPath, tensors: Mapping[str, torch.Tensor], blocks: Mapping[str, int]) -> dict[str, Entry]:
     """Where each tensor goes; the digests are still to come."""
     for name, step in blocks.items():
