@@ -204,7 +204,7 @@ class FitConfig:
     device: str | None = None
     """cpu, cuda or cuda:N; by default the GPU where there is one."""
     compile: bool = True
-    """torch.compile on a GPU; a CPU always runs the plain version."""
+    """Fused kernels and one CUDA graph a step on a GPU; a CPU always runs the plain version."""
     checkpoint_s: float = 60.0
     """Seconds between checkpoints beside the output file."""
 
