@@ -73,8 +73,15 @@ def test_a_row_of_zeros_stays_one():
     assert not unpack(stored(pack(made, PLAN)), "net.", shapes(made), PLAN)["rows"].any()
 
 
-@pytest.mark.parametrize("name", ["stream", "first", "sizes", "weights", "scales", "rest"])
-@pytest.mark.parametrize("damage", ["cut", "longer", "other", "zeros", "dtype"])
+DAMAGE = [
+    (name, damage)
+    for name in ("stream", "first", "sizes", "weights", "scales", "rest")
+    for damage in ("cut", "longer", "other", "zeros", "dtype")
+    if name in ("stream", "sizes", "weights") or damage not in ("other", "zeros")  # which only a checksum can tell
+]
+
+
+@pytest.mark.parametrize(("name", "damage"), DAMAGE)
 def test_damage_has_a_name(name, damage):
     made = weights()
     kept = pack(made, PLAN)
@@ -86,8 +93,6 @@ def test_damage_has_a_name(name, damage):
         "zeros": lambda: torch.zeros_like(value),
         "dtype": lambda: value.to(torch.int64),
     }[damage]()
-    if name in ("scales", "rest", "first") and damage in ("other", "zeros"):
-        return  # other numbers, which only a checksum can tell
     with pytest.raises(KrnetError):
         unpack(stored(kept), "net.", shapes(made), PLAN)
 

@@ -30,7 +30,7 @@ from krnet.errors import (
 )
 from krnet.features import open_features
 from krnet.quantize import Tables
-from krnet.recorders import _coded, _kmeans, pq
+from krnet.recorders import _coded, _kmeans, _pq_budget, pq
 from krnet.recorders.base import Job, choose
 from krnet.samples import Samples
 from krnet.scan import normalise, scan
@@ -143,7 +143,7 @@ def test_a_price_on_bits_lowers_error_and_price_together():
     def measured(entries: torch.Tensor, costs: torch.Tensor) -> tuple[float, float]:
         codes = _kmeans.nearest(points, entries, costs)
         error = (points - entries[codes]).square().sum(1).mean().item()
-        return error, 8 * pq.entropy_bytes(codes.numpy()) / len(points)
+        return error, 8 * _pq_budget.entropy_bytes(codes.numpy()) / len(points)
 
     before = measured(*_kmeans.constrain(points, start, 0.0, 10))
     for weight in (0.2, 2.0):
@@ -339,7 +339,7 @@ def test_the_codes_take_their_entropy_and_no_more(kept):
     )
     column = plan.tables.column.reshape(3, -1)
     ideal = sum(
-        pq.entropy_bytes(plan.codes.values[:, part][:, column[part] == table])
+        _pq_budget.entropy_bytes(plan.codes.values[:, part][:, column[part] == table])
         for part in range(3)
         for table in np.unique(column[part])
     )
@@ -371,7 +371,7 @@ def test_features_that_take_several_readings_are_recorded_the_same(kept, monkeyp
 
 @pytest.mark.parametrize("budget", [12_000, 20_000, 60_000])
 def test_a_budget_is_met_and_used(budget, tmp_path, monkeypatch):
-    monkeypatch.setattr(pq, "TRIED_BITS", (4, 6))
+    monkeypatch.setattr(_pq_budget, "TRIED_BITS", (4, 6))
     features, labels = relu_maps(500, (8, 6, 6))
     settings = choose("pq").for_budget(job_for(features, labels, rounds=5, rotations=1), budget)
     assert settings["rounds"] == 5
@@ -393,7 +393,7 @@ def test_a_budget_too_small_for_any_setting_gives_a_small_one():
 
 
 def test_settings_that_are_given_stay_under_a_budget(monkeypatch):
-    monkeypatch.setattr(pq, "TRIED_BITS", (4, 6))
+    monkeypatch.setattr(_pq_budget, "TRIED_BITS", (4, 6))
     features = relu_maps(200, SHAPE)[0]
     settings = choose("pq").for_budget(job_for(features, parts=3, bits=5, rounds=3), 9000)
     assert (settings["parts"], settings["bits"]) == (3, 5)

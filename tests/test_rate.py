@@ -18,6 +18,7 @@ import krnet
 from krnet import api, learning, rate
 from krnet.cli import app
 from krnet.errors import FitError, InputError, LabelError, ResumeError, SettingError
+from krnet.heads import read_head
 from krnet.parallel import pick_device
 from krnet.recorders import base
 from krnet.recorders.raw import RawRecorder
@@ -288,7 +289,7 @@ def test_exported_and_scripted_heads_give_the_same_logits(maps, head_path, tmp_p
     renamed.write_bytes(fixed.read_bytes())
     digests = set()
     for path in (head_path, free, fixed, renamed):
-        head = rate.read_head(path, CPU)
+        head = read_head(path, CPU)
         for part in (features, features[:1], features[:8]):
             assert torch.allclose(head.logits(part), expected[: len(part)], atol=1e-3)
         digests.add(head.digest)
@@ -303,10 +304,10 @@ def test_files_that_hold_no_head_are_refused_by_name(maps, tmp_path):
     broken.write_bytes(broken.read_bytes()[:-300])
     for path, why in ((weights, "a file of weights alone"), (text, "not an archive"), (broken, "")):
         with pytest.raises(InputError, match=rf"{path.name}: {why}.*expected TorchScript or a torch.export program"):
-            rate.read_head(path, CPU)
+            read_head(path, CPU)
     torch.jit.script(nn.Flatten(0)).save(str(text))
     with pytest.raises(InputError, match="expected logits of each class"):
-        rate.read_head(text, CPU).logits(maps[0])
+        read_head(text, CPU).logits(maps[0])
 
 
 def test_the_head_of_a_kril_run_is_what_reads_its_feature_maps(tmp_path, monkeypatch):
@@ -321,17 +322,17 @@ def test_the_head_of_a_kril_run_is_what_reads_its_feature_maps(tmp_path, monkeyp
     with torch.no_grad():
         expected = learner.model.eval()(images)
         features = learner.trunk(images)
-    head = rate.read_head(tmp_path / "run", CPU)
+    head = read_head(tmp_path / "run", CPU)
     assert torch.allclose(head.logits(features), expected, atol=1e-4) and expected.shape == (5, 8)
     (tmp_path / "run" / "state.krn").unlink()
     with pytest.raises(InputError, match=r"run: holds no state\.krn"):
-        rate.read_head(tmp_path / "run", CPU)
+        read_head(tmp_path / "run", CPU)
     settings = json.loads((tmp_path / "run" / "settings.json").read_text())
     (tmp_path / "run" / "settings.json").write_text(json.dumps({**settings, "method": "icarl"}))
     with pytest.raises(InputError, match="a run of icarl, whose classifier reads images"):
-        rate.read_head(tmp_path / "run", CPU)
+        read_head(tmp_path / "run", CPU)
     with pytest.raises(InputError, match="not the folder of a `krnet learn` run"):
-        rate.read_head(tmp_path, CPU)
+        read_head(tmp_path, CPU)
 
 
 # ------------------------------------------------------------------ on the command line

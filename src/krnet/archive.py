@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -49,6 +49,14 @@ CHUNK_BYTES = 4 * 2**20
 
 
 assert sys.byteorder == "little", "recordings are little endian and this machine is not: swap bytes here"
+
+
+class TensorStore(Protocol):
+    """Tensors by name: an Archive, or what a recorder has made and not yet written."""
+
+    def tensor(
+        self, name: str, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None
+    ) -> torch.Tensor: ...
 
 
 def write(

@@ -1,6 +1,7 @@
 """Sizes as a person writes them, and the few fits that find the size that is wanted.
 
     "6.5 MB" -> parse_size -> 6_500_000
+    sizes that fit or do not -> largest -> the last that does
     size or quality as a function of one knob -> search -> the knob, where it is just enough
     record at a budget -> (bytes, R2) -> smallest_reaching -> the smallest recording that reaches an R2
 
@@ -57,6 +58,14 @@ def say_size(num_bytes: int) -> str:
         if num_bytes >= UNITS[unit.lower()]:
             return f"{num_bytes / UNITS[unit.lower()]:.4g} {unit}"
     return f"{num_bytes} bytes"
+
+
+def largest(fits: Callable[[int], bool], low: int, high: int) -> int:
+    """The largest of low .. high that fits, where none after one that does not fit does; low where none fits."""
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
 
 
 def search(

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from krnet.archive import TensorStore
 from krnet.errors import NotARecordingError, OversizedRecordingError
 from krnet.quantize import MAX_ALPHABET, RESTORE, Tables
-from krnet.recorders.base import TensorStore
 
 LEAST_SCALE = 2.0**-14  # the smallest normal fp16
 NORMAL_BITS = math.log2(math.sqrt(2 * math.pi * math.e))  # of a normal variable, rounded to multiples of its deviation

@@ -15,21 +15,21 @@ import json
 import math
 import os
 import time
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from krnet import api, archive, backbones, ledger, parallel
+from krnet import api, archive, ledger, parallel
 from krnet.budget import parse_size, say_size
 from krnet.config import FitConfig, unknown_setting
-from krnet.errors import InputError, LabelError, NotARecordingError, RecordingError, ResumeError, SettingError
+from krnet.errors import InputError, RecordingError, ResumeError, SettingError
 from krnet.features import FeatureSource, check_labels, open_features
 from krnet.files import AnyPath, atomic_write
+from krnet.heads import HEAD_BATCH, Head, read_head
 from krnet.metrics import fidelity
 from krnet.recorders import base
 from krnet.scan import FeatureStats, scan
@@ -38,144 +38,7 @@ from krnet.typed import parse_setting
 
 BUDGETS = (3_000_000, 6_500_000, 12_000_000, 24_000_000)
 POINTS, RATE, PICTURE, FEATURES = "points", "rate.json", "rate.png", "features.json"
-HEAD_BATCH = 512
 COLOURS = ("#c2410c", "#1d4ed8", "#15803d", "#7e22ce", "#0f766e", "#a16207", "#be185d", "#475569", "#65a30d", "#0284c7")
-
-
-# ------------------------------------------------------------------ heads
-
-
-class Head:
-    """Feature maps (B, *shape) -> logits (B, classes), from a file."""
-
-    def __init__(self, name: str, module: Callable[[Tensor], Tensor], batch: int | None = None, *, digest: str):
-        """`batch`: the only size that it takes, where it was exported for one."""
-        self.name, self.module, self.digest, self.batch = name, module, digest, batch
-
-    @property
-    def trainable(self) -> nn.Module | None:
-        """To be looked through while a network is fitted; not where it takes one size of batch only."""
-        return Unfused(self.module) if self.batch is None and isinstance(self.module, nn.Module) else None
-
-    @torch.no_grad()
-    def logits(self, features: Tensor) -> Tensor:
-        found = []
-        for part in features.split(self.batch or HEAD_BATCH):
-            # An exported module may take one size only, and none takes a single sample where it was shown several.
-            missing = (self.batch or min(2, len(features))) - len(part)
-            filled = torch.cat([part, part[-1:].expand(max(0, missing), *part.shape[1:])])
-            try:
-                with parallel.exact():
-                    logits = self.module(filled)
-            except (RuntimeError, ValueError, TypeError, AssertionError) as error:
-                raise InputError(
-                    f"{self.name}: refuses feature maps of shape {tuple(part.shape[1:])} ({str(error)[:200]}). Give "
-                    f"the head that reads these features"
-                ) from error
-            if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != len(filled):
-                shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-                raise InputError(f"{self.name}: gives {shape} for {len(filled)} samples; expected logits of each class")
-            found.append(logits[: len(part)])
-        return torch.cat(found)
-
-    def num_right(self, features: Tensor, labels: Tensor) -> int:
-        logits = self.logits(features)
-        first, last = (int(edge) for edge in labels.aminmax())
-        if first < 0 or last >= logits.shape[1]:
-            raise LabelError(
-                f"labels run from {first} to {last}; {self.name} tells 0 to {logits.shape[1] - 1} apart. Number the "
-                f"classes as the head does"
-            )
-        return int((logits.argmax(1).cpu() == labels).sum())
-
-
-class Unfused(nn.Module):
-    """TorchScript without its fuser, which would compile in the middle of a CUDA graph."""
-
-    def __init__(self, module: nn.Module):
-        super().__init__()
-        self.module = module
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.jit.optimized_execution(False):
-            return self.module(x)
-
-
-def read_head(path: AnyPath, device: torch.device) -> Head:
-    """torch.export (.pt2), TorchScript, or the folder of a `krnet learn kril` run."""
-    path = Path(path)
-    if path.is_dir():
-        return _head_of_run(path, device)
-    if not path.is_file():
-        raise InputError(f"{path}: no such file; expected a head, as torch.export.save or torch.jit.save write it")
-    digest = hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
-    try:
-        held = {name.rpartition("/")[2] for name in zipfile.ZipFile(path).namelist()}
-        if "constants.pkl" in held:
-            return Head(path.name, torch.jit.load(str(path), map_location=device).eval(), digest=digest)
-        if held & {"archive_format", "serialized_exported_program.json"}:
-            return Head(path.name, *_exported(path, device), digest=digest)
-        found = "a file of weights alone" if "data.pkl" in held else "some other archive"
-    except zipfile.BadZipFile:
-        found = "not an archive"
-    except Exception as error:  # whatever torch makes of a damaged file, or of one from another version
-        found = f"it does not load: {str(error).strip()[:200]}"
-    raise InputError(
-        f"{path}: {found}; expected TorchScript or a torch.export program. Save the head with "
-        f"torch.jit.script(head).save(path) or torch.export.save(torch.export.export(head, ...), path)"
-    )
-
-
-def _exported(path: Path, device: torch.device) -> tuple[nn.Module, int | None]:
-    """The module, and the batch size where it takes one only."""
-    from torch.export.passes import move_to_device_pass
-
-    with path.open("rb") as file:
-        program = torch.export.load(file)
-    wanted = program.graph_signature.user_inputs[0]
-    example = next(node for node in program.graph.nodes if node.name == wanted).meta["val"]
-    moved = program if example.device == device else move_to_device_pass(program, device)
-    return moved.module(), example.shape[0] if isinstance(example.shape[0], int) else None
-
-
-def _head_of_run(folder: Path, device: torch.device) -> Head:
-    """F2 of a KRIL run: the layers after the cut, and the classifier of all classes so far."""
-    try:
-        run = json.loads((folder / "settings.json").read_text())
-        method, settings = run["method"], run["settings"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{folder}: not the folder of a `krnet learn` run (settings.json: {error})") from error
-    if method != "kril":
-        raise InputError(
-            f"{folder}: a run of {method}, whose classifier reads images; only that of kril is cut into layers that "
-            f"make feature maps and a head that reads them. Give a kril run, or a head as a file"
-        )
-    path = folder / "state.krn"
-    if not path.exists():
-        raise InputError(
-            f"{folder}: holds no {path.name}, the classifier as it was after the latest task. Give the head as a file "
-            f"(torch.jit.script(head).save), or run at least one task"
-        )
-    kept = archive.open_archive(path)
-    state = {name: kept.tensor(name) for name in kept.names if name.startswith("model.")}
-    try:
-        parts = [state[f"model.head.parts.{i}.weight"] for i in range(sum(".parts." in name for name in state) // 2)]
-        backbone = backbones.build(
-            settings["backbone"], in_channels=state["model.backbone.stem.0.weight"].shape[1],
-            shortcut=settings["shortcut"], last_relu=settings["last_relu"],
-        )  # fmt: skip
-        head = backbones.LinearHead(backbone.feature_dim, len(parts[0]))
-        for part in parts[1:]:
-            head.grow(len(part))
-        model = backbones.Classifier(backbone, head)
-        model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in state.items()})
-        tail = backbones.cut(backbone, settings["fixed_layers"])[1]
-    except (KeyError, IndexError, RuntimeError) as error:
-        raise NotARecordingError(f"{path}: not the state of the network that {folder} names ({error})") from error
-    return Head(folder.name, backbones.Classifier(tail, head).to(device).eval(), digest=kept.checksum)
-
-
-# ------------------------------------------------------------------ points
 
 
 @dataclass(frozen=True)

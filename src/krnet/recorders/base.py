@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from krnet.archive import TensorStore as TensorStore
 from krnet.config import FitConfig, check_choice
 from krnet.errors import MissingTensorError, TensorShapeError, UnknownRecorderError
 from krnet.features import FeatureSource
@@ -29,12 +30,6 @@ from krnet.training import Status
 
 PROBE_SAMPLES = 8
 PROBE_VALUES = 64  # per sample, evenly spaced: 2 KB in all, enough to notice a wrong decoder
-
-
-class TensorStore(Protocol):
-    """A Content or an Archive."""
-
-    def tensor(self, name: str, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Tensor: ...
 
 
 class Earlier(TensorStore, Protocol):

@@ -44,7 +44,7 @@ from krnet.recorders._coded import (
 )
 from krnet.recorders._fitting import NET, NetworkFit, NetworkReplayer, rounding_plan, run_fit
 from krnet.recorders.base import Content, Job, Recorder, TensorStore, overhead_bytes
-from krnet.recorders.pca import Axes, principal_axes
+from krnet.recorders.pca import FINEST, NUMBERS_PER_BYTE, SMALL, WORTH, Axes, principal_axes
 from krnet.samples import Samples
 from krnet.sizing import map_shape
 from krnet.training import Outcome
@@ -54,15 +54,12 @@ DEFAULT_STEP = 0.25
 SLOPE = 0.01  # below zero, while training: outputs there still learn
 AXES_RATE = 0.1  # learning rate of the axes, as a share of the network's
 CODE_RATE = 0.5  # of a Newton step
-WORTH = 0.45  # steps of standard deviation from which an axis is kept, as in pca.py
-FINEST = 2000  # steps on either side that an axis may have
 KEPT_SHARE = 0.05  # of a budget, that the network may take
 WIDTHS = (128, 64, 32, 16, 8, 0)
 ALMOST = 0.985  # of the bytes that codes and axes may take: what the step aims at
 SPEED = 0.2  # by which the step follows the bits, at each update
 SETTLED = 0.2  # of the learning rate: from there on the step stays
 ZONES = 40  # widths of the dead zone that are tried to keep to the bytes
-SMALL, NUMBERS_PER_BYTE = 1 << 24, 1 << 12  # numbers that axes may have whatever the size of their file, and by it
 WHOLE = CodedConfig(step=1.0, centroid=0.0, block_size=MAX_BLOCK)
 
 
@@ -299,12 +296,17 @@ def axis_scale(spread: Tensor, finest: Tensor, step: Tensor, num_samples: int) -
     return (spread / torch.maximum(finest, step / math.sqrt(num_samples))).half().float()
 
 
+def network_bytes(shape: tuple[int, ...], config: CompactConfig) -> int:
+    """Most that the network takes which repairs maps."""
+    with torch.device("meta"):
+        refine = CompactNet(shape, config).refine
+    shapes = {name: tuple(p.shape) for name, p in refine.named_parameters()}
+    return packed_bytes(shapes, rounding_plan(refine, config.bits))
+
+
 def fixed_bytes(job: Job, config: CompactConfig) -> int:
     """About how large a file is without what codes and axes take."""
-    with torch.device("meta"):
-        refine = CompactNet(job.source.shape, config).refine
-    shapes = {name: tuple(p.shape) for name, p in refine.named_parameters()}
-    found = packed_bytes(shapes, rounding_plan(refine, config.bits)) + 2 * math.prod(job.source.shape)
+    found = network_bytes(job.source.shape, config) + 2 * math.prod(job.source.shape)
     found += 4 * config.components + 8 * map_shape(job.source.shape)[0]
     return found + overhead_bytes(job, NUM_TENSORS + 2 * len(CODED_TENSORS) + 5, asdict(config))
 
@@ -329,12 +331,6 @@ def for_budget(job: Job, budget: int) -> dict[str, Any]:
     def network(step: float, components: int, c1: int) -> CompactConfig:
         return from_dict(CompactConfig, {"step": step, "components": components, "c1": c1, **given})
 
-    def network_bytes(c1: int) -> int:
-        with torch.device("meta"):
-            refine = CompactNet(job.source.shape, network(1.0, 1, c1)).refine
-        shapes = {name: tuple(p.shape) for name, p in refine.named_parameters()}
-        return packed_bytes(shapes, rounding_plan(refine, network(1.0, 1, c1).bits))
-
     def finest(components: int) -> float:
         """The smallest step that keeps the budget, or the largest there is."""
         low, high = math.log(1e-5), math.log(2 * math.sqrt(num_values) + 1)
@@ -350,7 +346,9 @@ def for_budget(job: Job, budget: int) -> dict[str, Any]:
         return rounding + float(axes.std[components:].double().square().sum())
 
     widths = [c1 for c1 in WIDTHS if c1 <= max(channels, 8)]
-    c1 = next(c1 for c1 in widths if c1 == 0 or network_bytes(c1) <= KEPT_SHARE * budget)
+    c1 = next(
+        c1 for c1 in widths if c1 == 0 or network_bytes(job.source.shape, network(1.0, 1, c1)) <= KEPT_SHARE * budget
+    )
     most = min(len(axes.std), int((axes.std > 0).sum()) or 1)
     tried = sorted({max(1, round(most * 0.85**n)) for n in range(math.ceil(math.log(most) / -math.log(0.85)) + 1)})
     best = int(given["components"]) if "components" in given else min(tried, key=error)

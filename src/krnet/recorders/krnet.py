@@ -22,25 +22,27 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from krnet import parallel
+from krnet.budget import largest
 from krnet.config import NetworkConfig, check_choice, from_dict
 from krnet.decoder import Decoder
 from krnet.embedding import BatchedIDEmbedding, GroupTable
 from krnet.errors import InputError, NotARecordingError, OversizedRecordingError, SettingError
 from krnet.lowbit import NUM_TENSORS, Rounding, pack, packed_bytes, rounded, step_for, unpack
 from krnet.recorders import compact
+from krnet.recorders._coded import normalised
 from krnet.recorders._fitting import NET, NetworkFit, NetworkReplayer, rounding_plan, run_fit
 from krnet.recorders.base import Content, Job, Recorder, TensorStore, overhead_bytes, register
 from krnet.recorders.compact import CompactConfig
+from krnet.recorders.pca import principal_axes
 from krnet.recorders.warm import carry_over, earlier_config
 from krnet.samples import Samples
-from krnet.scan import normalise
 from krnet.sizing import map_shape, preset_config, sizes_for
 from krnet.training import Outcome
 
 # The geometry follows from the features and is not the caller's to set.
 NETWORK_NAMES = frozenset(f.name for f in fields(NetworkConfig)) - {"channels", "height", "width", "vector"}
 COMPACT_NAMES = frozenset(f.name for f in fields(CompactConfig))
-PCA_SAMPLES = 4096
+READ_SAMPLES = 4096  # at a time
 CHEAP_BITS = 4.0  # of a weight, under a budget
 
 
@@ -162,11 +164,7 @@ class KRNetRecorder(Recorder):
 
         def fitting(make: Callable[[int], NetworkConfig], low: int, high: int) -> NetworkConfig:
             """The largest of make(low .. high) that keeps the budget; the smallest where none does."""
-            while low < high:
-                middle = (low + high + 1) // 2
-                fits = self.size_bytes(job, make(middle)) <= budget
-                low, high = (middle, high) if fits else (low, middle - 1)
-            return make(low)
+            return make(largest(lambda n: self.size_bytes(job, make(n)) <= budget, low, high))
 
         if job.preset is not None:
             found = preset_config(job.source.shape, job.preset, **network)
@@ -242,18 +240,9 @@ def stored_weights(store: TensorStore, net: KRNet, config: NetworkConfig) -> dic
 @torch.no_grad()
 def start_codes(codes: Tensor, job: Job) -> None:
     """Where samples lie along the directions in which they differ most, each in units of its deviation."""
-    num_samples, width = codes.shape
-    some = torch.linspace(0, num_samples - 1, min(num_samples, PCA_SAMPLES)).round().long().unique()
-
-    def flat(ids: Tensor) -> Tensor:
-        values = job.source.read(ids).to(job.device).view(len(ids), *(job.source.shape or (1,)))
-        return normalise(values, job.stats.low, job.stats.high).flatten(1)
-
-    with parallel.exact(), torch.random.fork_rng():
-        torch.manual_seed(job.fit.seed)
-        x = flat(some)
-        mean, most = x.mean(0), min(width, len(some) - 1, x.shape[1])
-        axes = torch.svd_lowrank(x - mean, q=min(most + 16, *x.shape), niter=4)[2][:, :most]  # (values, most)
-        for ids in torch.arange(num_samples).split(PCA_SAMPLES):
-            codes[ids, :most] = ((flat(ids) - mean) @ axes).to(codes)
-    codes[:, :most] /= codes[:, :most].std(0).clamp(min=1e-12)
+    with parallel.exact():
+        found = principal_axes(job, codes.shape[1])
+        most = min(codes.shape[1], len(found.std))
+        axes = found.axes[:most] / found.std[:most, None].clamp(min=1e-12)
+        for ids in torch.arange(len(codes)).split(READ_SAMPLES):
+            codes[ids, :most] = ((normalised(job, ids).flatten(1) - found.mean) @ axes.T).to(codes)

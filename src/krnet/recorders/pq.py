@@ -6,23 +6,19 @@
 Jégou et al. 2011; where bits have a price, codes go to entries that are likely as well as near: Chou et al. 1989
 (entropy-constrained vector quantisation, `rate_weight`). A part holds channels that are alike, and all channels are
 rotated so that parts lose the least (OPQ, Ge et al. 2013, non-parametric; ours starts from the order by likeness, and
-its codebooks have at most 256 entries). Each part has entropy
-tables of its own, which positions that are alike share. The entries are coded, too: rounded so finely that it adds
-half a percent to the error.
+its codebooks have at most 256 entries). Each part has entropy tables of its own, which positions that are alike share.
+The entries are coded, too: rounded so finely that it adds half a percent to the error.
 
-Measured on 5,000 maps of 64 x 8 x 8 after a ReLU, one seed each: the rotation raises R2 from 0.585 to 0.602 (2 parts of
-8 bits), 0.873 to 0.878 (8 of 8) and, with a price on bits, 0.776 to 0.786 (4 of 10), and does nothing at 16 of 8. The
-closed form of the same paper, principal axes spread by eigenvalue, lost to no rotation at all: 0.809 against 0.866 (8
-of 8; 2,400 maps, a prototype).
+The rotation is found by taking turns with k-means. The closed form of the same paper, principal axes spread by
+eigenvalue, did worse than none in a trial on maps after a ReLU: it mixes channels that are zero together.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -30,7 +26,6 @@ import torch
 from torch import Tensor
 
 from krnet import parallel
-from krnet.budget import search
 from krnet.config import check_int, check_range, from_dict
 from krnet.errors import InputError, NotARecordingError, SettingError
 from krnet.quantize import MAX_TABLES, RESTORE, Blocks, Tables
@@ -55,19 +50,13 @@ CODES, ENTRIES = "codes.", "entries."
 NUM_TENSORS = 18
 MAX_BITS = 12  # the coder's largest alphabet
 USUAL_PARTS = 8
-# Positions to train on: 200 gave 0.005 of R2 more than 64 (4 parts of 10 bits, 5,000 maps), in 2.5 times the time.
+# Positions to train on: more are a little better, and take as much longer.
 PER_ENTRY = {"cpu": 64, "cuda": 256}
 READ_SAMPLES = 4096  # that positions to train on are taken from, at least
 TURNS, ROTATED = 8, 1024  # of k-means and rotation; channels up to which there is one
 ORDERED = 4096  # channels up to which likeness is looked at: a matrix of channels x channels
 ROUNDING = 0.005  # share that rounding the entries adds to the error
 CODE = CodedConfig(step=1.0, dead_zone=0.5, centroid=0.0)  # reads codes back as the numbers they are
-
-TRIED_POSITIONS, TRIED_PER_ENTRY, TRIED_ROUNDS = 32768, 32, 8  # when looking for the best parts and bits
-TRIED_BITS = (4, 6, 8, 10, 12)
-MOST_ENTRIES = {"cpu": 1 << 13, "cuda": 1 << 16}  # of all parts, tried: what takes minutes
-MOST_ROTATION = 0.02  # share of a budget
-MARGIN = 0.003  # of a budget left free: a fit on a GPU is not the same twice to the last byte
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -352,6 +341,8 @@ class PQRecorder(Recorder):
 
     def for_budget(self, job: Job, budget: int) -> dict[str, Any]:
         """Parts and bits from a few samples, then the price of a bit from all of them. On a CPU fewer are tried."""
+        from krnet.recorders._pq_budget import search_settings  # which is made of what this file has
+
         with parallel.exact(), torch.inference_mode():
             return search_settings(job, budget)
 
@@ -478,116 +469,3 @@ def make_plan(job: Job, config: PQConfig, trainer: Trainer, ids: Tensor) -> Plan
     num_blocks = -(-len(ids) // config.block_size)
     size = fixed + stream_bytes + 6 * num_blocks + overhead_bytes(job, NUM_TENSORS, asdict(config))
     return Plan(config, codes, tables, own, math.ceil(size))
-
-
-# ------------------------------------------------------------------ a budget
-
-
-def search_settings(job: Job, budget: int) -> dict[str, Any]:
-    """The price of a bit at which one choice of parts and bits meets the budget is about that of all others: the best
-    choice is that of the least error and bytes at this price. Then its own price, from all samples."""
-    given = from_dict(PQConfig, job.settings)
-    tries = [Try(job, config) for config in choices(job, budget, given)]
-    if "rate_weight" in job.settings:
-        weight = given.rate_weight
-        fitting = [t for t in tries if t.size_bytes(weight) <= budget]
-        best = (
-            min(fitting, key=lambda t: t.error(weight)) if fitting else min(tries, key=lambda t: t.size_bytes(weight))
-        )
-    else:
-        usual = min(tries, key=lambda t: (t.config.bits > 8, abs(math.log(t.raw_bits / (1.5 * room(job, budget))))))
-        start = 3 * usual.error(0.0) / usual.shape[0]  # twice the slope of error over bits where bits are many
-        weight = find_weight(usual.size_bytes, budget, start=start, slack=0.03)
-        best = min(tries, key=lambda t: t.error(weight) + weight * t.size_bytes(weight) / t.bytes_per_bit)
-    chosen: dict[str, Any] = {name: getattr(best.config, name) for name in ("parts", "bits", "rotations")} | {
-        "rate_weight": weight
-    }
-    if "rate_weight" not in job.settings:
-        config = resolved(job, replace(given, **chosen))
-        trainer = Trainer(job, config)
-
-        def size_bytes(weight: float) -> float:
-            return make_plan(
-                job, replace(config, rate_weight=weight), trainer, torch.arange(len(job.source))
-            ).size_bytes
-
-        chosen["rate_weight"] = find_weight(size_bytes, budget * (1 - MARGIN), start=weight, slack=MARGIN)
-    return {**job.settings, **chosen}
-
-
-def room(job: Job, budget: int) -> float:
-    """Bits a position."""
-    return 8 * budget / (len(job.source) * math.prod((job.source.shape or (1,))[1:]))
-
-
-def choices(job: Job, budget: int, given: PQConfig) -> list[PQConfig]:
-    """Parts and bits whose codes take about the budget, or up to three times as much before entropy coding."""
-    num_channels, wanted = (job.source.shape or (1,))[0], room(job, budget)
-    every = [2**n for n in range(9) if 2**n < num_channels] + ([num_channels] if num_channels <= MAX_TABLES else [])
-    pairs = [
-        (p, b)
-        for p in ([given.parts] if given.parts else every)
-        for b in ([given.bits] if "bits" in job.settings else TRIED_BITS)
-    ]
-    near = [(p, b) for p, b in pairs if 0.9 * wanted <= p * b <= 3 * wanted and num_channels * 2**b < 2 * budget]
-    near = [(p, b) for p, b in near if p * 2**b <= MOST_ENTRIES[job.device.type] or b <= min(TRIED_BITS)]
-    if not near:  # all are smaller, or all are larger
-        near = [min(pairs, key=lambda pair: (abs(math.log(pair[0] * pair[1] / wanted)), pair))]
-    rotations = given.rotations
-    if rotations is None and 2 * num_channels**2 > MOST_ROTATION * budget:
-        rotations = 0
-    return [replace(given, parts=p, bits=b, rotations=rotations) for p, b in near]
-
-
-class Try:
-    """One choice of parts and bits: its size and error at any price of a bit, from a few samples."""
-
-    def __init__(self, job: Job, config: PQConfig):
-        self.job, config = job, resolved(job, config)
-        assert config.parts
-        self.raw_bits = config.parts * config.bits
-        num_tried = max(TRIED_POSITIONS, TRIED_PER_ENTRY << config.bits)
-        rounds = min(TRIED_ROUNDS, config.rounds)
-        self.config = replace(config, train_positions=num_tried, rounds=rounds)
-        self.shape = job.source.shape or (1,)
-        per_sample = math.prod(self.shape[1:])
-        self.bytes_per_bit = len(job.source) * per_sample / 8
-        self.ids = evenly(len(job.source), -(-num_tried // per_sample))
-        self.measured = cache(self._measure)
-
-    @cached_property
-    def trainer(self) -> Trainer:
-        return Trainer(self.job, self.config)
-
-    def size_bytes(self, rate_weight: float) -> float:
-        return self.measured(rate_weight)[0]
-
-    def error(self, rate_weight: float) -> float:
-        """Squared error of a position."""
-        return self.measured(rate_weight)[1]
-
-    def _measure(self, rate_weight: float) -> tuple[float, float]:
-        plan = make_plan(self.job, replace(self.config, rate_weight=rate_weight), self.trainer, self.ids)
-        # Tables of as many codes as all have; those of a few codes would suit them too well.
-        coded = sum(entropy_bytes(part) for part in plan.codes.values.swapaxes(0, 1))
-        own = sum(t.nbytes for t in plan.own.values()) + 2 * sum(map(len, plan.codes.books.entries))
-        size = coded * len(self.job.source) / len(self.ids) + own + overhead_bytes(self.job, NUM_TENSORS, {})
-        return size, plan.codes.squared_error * self.shape[0]
-
-
-def entropy_bytes(codes: np.ndarray) -> float:
-    counts = np.bincount(codes.reshape(-1))
-    counts = counts[counts > 0]
-    return float((counts * np.log2(codes.size / counts)).sum() / 8)
-
-
-def find_weight(size: Callable[[float], float], budget: float, *, start: float, slack: float) -> float:
-    """The lowest price of a bit at which `size` is within the budget; the highest where it never is."""
-    if size(0.0) <= budget:
-        return 0.0
-
-    def smallness(weight: float) -> float:
-        return -math.log(size(weight))
-
-    found = search(smallness, -math.log(budget), start=max(start, 1e-5), low=1e-8, high=10.0, slack=slack, tries=9)
-    return 10.0 if found is None else found
