@@ -376,8 +376,7 @@ def fit(recorder: Recorder, job: Job) -> Content:
             f"components is {config.components}; {len(job.source)} samples of shape {job.source.shape} have at most "
             f"{len(axes.std)}"
         )
-    with torch.no_grad():
-        trainee = CompactFit(job, config, Axes(*(t.clone() for t in (axes.mean, axes.axes, axes.std))))
+    trainee = CompactFit(job, config, Axes(*(t.clone() for t in (axes.mean, axes.axes, axes.std))))
     return run_fit(recorder, trainee, asdict(config))
 
 
