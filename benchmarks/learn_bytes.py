@@ -1,0 +1,285 @@
+"""Last accuracy against stored bytes: KRIL with every recorder, and exemplar methods, at the same budgets.
+
+    methods x budgets -> krnet.learning.learn, base task trained once -> OUT/POINT/run.json -> a row of the ledger each
+    rows of recipes learn and learn-bytes, newest first -> a table on stdout, OUT/bytes.png
+
+    python benchmarks/learn_bytes.py --data cifar100 --data-dir DIR --out runs/bytes --jobs 4
+    python benchmarks/learn_bytes.py --data cifar100 --draw-only results/ledger.jsonl -o bytes.png
+
+A method is NAME[:RECORDER][:SETTING=VALUE]...[@BUDGET]: kril:pca, kril:krnet:kr2=false, lucir@6.16MB. It is learned at
+every one of --budgets, at its own after @, or once without any: @none (kril:raw@none), and where it has no such setting
+(finetune, joint). A budget bounds all that is stored when the last task is learned, the current classifier aside.
+
+A point that is finished is not learned again, one that was killed goes on, and one that fails leaves a row with its
+error. Exemplars are as many for each class: 1.54, 3.08, 6.16 and 12.31 MB hold just 5, 10, 20 and 40 CIFAR images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import json
+import multiprocessing
+import multiprocessing.connection
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, TextIO
+
+import plot_bytes
+
+from krnet import data, learning, ledger, parallel, protocol
+from krnet.budget import parse_size, parse_sizes, say_size
+from krnet.config import unknown_setting
+from krnet.data import DataSet
+from krnet.errors import KrnetError, SettingError
+from krnet.learners import base
+from krnet.typed import parse_setting
+
+RECIPE = "learn-bytes"
+BUDGETS = "1.54MB,3.08MB,6.16MB,12.31MB"
+METHODS = "kril:krnet,kril:pca,kril:quantized,kril:transform,kril:pq,kril:autoencoder,kril:images,lucir,icarl"
+
+
+@dataclass(frozen=True)
+class Point:
+    """A method with settings of its own, at one budget or without."""
+
+    method: str
+    settings: dict[str, Any]
+    budget: int | None
+
+    @property
+    def name(self) -> str:
+        own = {k: v for k, v in self.settings.items() if k != "recorder"}
+        parts = [self.method, self.settings.get("recorder"), *(f"{name}={value}" for name, value in own.items())]
+        return ":".join(part for part in parts if part) + ("" if self.budget is None else f"@{say_size(self.budget)}")
+
+
+def parse_points(methods: str, budgets: Sequence[int]) -> list[Point]:
+    """Those without a budget first, then budget after budget: what is there when time runs out can be compared."""
+    found = []
+    for text in filter(None, (part.strip() for part in methods.split(","))):
+        described, at, own = text.partition("@")
+        name, *parts = described.split(":")
+        known = {field.name for field in fields(base.choose(name).config_class)}
+        if parts and "=" not in parts[0] and "recorder" in known:
+            parts[0] = f"recorder={parts[0]}"
+        try:
+            settings = dict(parse_setting(part) for part in parts)
+        except ValueError as error:
+            raise SettingError(f"method {text!r}: {error}") from error
+        for setting in settings:
+            if setting not in known - {"budget"}:
+                raise unknown_setting(setting, known - {"budget"})
+        if own == "none" or ("budget" not in known and not at):
+            sizes: list[int | None] = [None]
+        elif "budget" not in known:
+            raise SettingError(f"method {text!r}: {name} has no budget; leave {at}{own} out")
+        else:
+            sizes = [parse_size(own, f"budget of {described}")] if at else [*budgets]
+        found += [Point(name, settings, size) for size in sizes]
+    if not found:
+        raise SettingError(f"methods is {methods!r}; expected names such as kril:krnet,lucir")
+    unique = [point for place, point in enumerate(found) if point not in found[:place]]
+    return sorted(unique, key=lambda point: point.budget or 0)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all points have in common."""
+
+    data: str
+    data_dir: Path | None
+    order: str
+    tasks: int
+    base_classes: int | None
+    seed: int
+    device: str | None
+    out: Path
+    given: dict[str, dict[str, Any]]
+    """Settings by method, under those of a point."""
+
+    def load(self) -> tuple[DataSet, protocol.TaskSplit]:
+        images = load_data(self.data, self.data_dir)
+        split = protocol.split(
+            self.order, num_classes=images.num_classes, base_classes=self.base_classes, tasks=self.tasks
+        )
+        return images, split
+
+    def settings(self, point: Point) -> dict[str, Any]:
+        budget = {} if point.budget is None else {"budget": point.budget}
+        return {**self.given[point.method], **point.settings, **budget}
+
+    def folder(self, point: Point) -> Path:
+        """Other settings, another folder: nothing that was learned is ever taken for something else."""
+        images, split = self.load()
+        config = base.plain_settings(base.make_config(base.choose(point.method), self.settings(point)))
+        kind = parallel.pick_device(self.device).type
+        whole = [config, images.digest, split.hash, [len(c) for c in split.tasks], self.seed, kind]
+        digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:8]
+        return self.out / f"{re.sub('[:/ ]+', '-', point.name)}-{digest}"
+
+
+@cache
+def load_data(name: str, folder: Path | None) -> DataSet:
+    return data.load(name, folder)
+
+
+class Watch(learning.Silent):
+    """A line per task on stderr; and one process at a time at the base task, which the others then find."""
+
+    def __init__(self, name: str, lock: TextIO):
+        self.name, self.lock, self.begun = name, lock, False
+
+    def work(self, method, task, num_tasks, name, epochs=None):
+        self.release()
+        if task == 0 and not self.begun:
+            fcntl.flock(self.lock, fcntl.LOCK_EX)
+        self.begun = True
+
+    def accuracy(self, method, task, rows):
+        self.release()
+        say(f"{self.name} task {task}: {', '.join(f'{row} {100 * value:.2f}' for row, value in rows.items())}")
+
+    def release(self):
+        fcntl.flock(self.lock, fcntl.LOCK_UN)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def learn_point(plan: Plan, point: Point, command: str) -> None:
+    """The point and its row; an error becomes a row, too."""
+    started = time.perf_counter()
+    try:
+        images, split = plan.load()
+        folder, shared = plan.folder(point), plan.out / "shared"
+        shared.mkdir(parents=True, exist_ok=True)
+        with open(shared / "lock", "w") as lock:  # let go when it is closed, or when this process dies
+            run = learning.learn(
+                point.method, images, split, out=folder, settings=plan.settings(point), seed=plan.seed,
+                device=plan.device, resume=True, shared=shared, watcher=Watch(point.name, lock),
+            )  # fmt: skip
+    except Exception as error:  # of one point: the others go on
+        append_failure(plan, point, f"{type(error).__name__}: {error}", command, time.perf_counter() - started)
+        return
+    append_run(run, point.budget, command)
+
+
+def append_run(run: Mapping[str, Any], budget: int | None, command: str) -> None:
+    """A row, unless the ledger has it: a run that was killed just before it wrote its row gets it now."""
+    # No two runs take the same microseconds.
+    if any(row["metrics"].get("task_seconds") == run["task_seconds"] for row in ledger.read()):
+        return
+    metrics = {k: v for k, v in run.items() if k not in ("settings", "versions", "class_order", "device", "seed")}
+    if budget is not None:
+        metrics["over_budget"] = run["storage_bytes"]["total"] > budget
+    ledger.append(
+        RECIPE, settings={**run["settings"], "tasks": run["tasks"], "data": run["data"]}, metrics=metrics,
+        seconds=run["seconds"], seed=run["seed"], class_order=f"{run['order']} ({run['order_hash']})", command=command,
+    )  # fmt: skip
+
+
+def append_failure(plan: Plan, point: Point, error: str, command: str, seconds: float) -> None:
+    images, split = plan.load()
+    say(f"{point.name} failed: {error}")
+    tasks = [len(classes) for classes in split.tasks]
+    ledger.append(
+        RECIPE, settings={**plan.settings(point), "tasks": tasks, "data": images.name},
+        metrics={"method": point.method}, seconds=seconds, seed=plan.seed,
+        class_order=f"{split.order_name} ({split.hash})", outcome=error, command=command,
+    )  # fmt: skip
+
+
+def learn_points(plan: Plan, points: Sequence[Point], jobs: int) -> None:
+    """One after the other in this process, or so many processes at a time, each for one point."""
+    command = ledger.command_line()
+    numbered = [(f"[{number}/{len(points)}] {point.name}", point) for number, point in enumerate(points, 1)]
+    waiting = []
+    for name, point in numbered:
+        try:
+            todo = not (plan.folder(point) / learning.RUN).exists()
+        except KrnetError:  # a setting that is refused: the row says so, and no process is needed for it
+            todo = False
+        if todo and jobs > 1:
+            waiting.append((name, point))
+            continue
+        say(name if todo else f"{name}: nothing to learn")
+        learn_point(plan, point, command)
+    # Not forked: a process that has used a GPU or threads cannot be.
+    spawn = multiprocessing.get_context("spawn")
+    running: dict[Any, tuple[Any, Point, float]] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                name, point = waiting.pop(0)
+                say(name)
+                process = spawn.Process(target=learn_point, args=(plan, point, command))
+                process.start()
+                running[process.sentinel] = process, point, time.perf_counter()
+            for sentinel in multiprocessing.connection.wait(list(running)):
+                process, point, started = running.pop(sentinel)
+                process.join()
+                if process.exitcode:
+                    error = f"its process ended with {process.exitcode}"
+                    append_failure(plan, point, error, command, time.perf_counter() - started)
+    finally:
+        for process, _, _ in running.values():
+            process.terminate()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="cifar100")
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("runs/bytes"), help="folder of all points (%(default)s)")
+    parser.add_argument("--budgets", default=BUDGETS, help="bytes stored in all (%(default)s)")
+    parser.add_argument("--methods", default=METHODS, help="see above (%(default)s)")
+    parser.add_argument("--tasks", type=int, default=10, help="after the base task (%(default)s)")
+    parser.add_argument("--base-classes", type=int, help="classes of the base task; half of them by default")
+    parser.add_argument("--order", default="lucir1993")
+    parser.add_argument("--epochs", type=int, help="of every task; also draws only rows with as many")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="of all methods that have it")
+    parser.add_argument("--jobs", type=int, default=1, help="processes, a point each (%(default)s)")
+    parser.add_argument("--draw-only", nargs="*", type=Path, metavar="LEDGER", help="learn nothing; the rows of these")
+    parser.add_argument("-o", "--picture", type=Path, help="PNG to write; OUT/bytes.png by default")
+    args = parser.parse_args()
+    ledger.commit()  # of the code that runs, not of what it has become by the end
+    name, order = args.data, args.order  # as rows have them
+    try:
+        if args.draw_only is None:
+            points = parse_points(args.methods, parse_sizes(args.budgets))
+            given = dict(parse_setting(item) for item in args.set)
+            if "budget" in given:
+                raise SettingError("budget is set for all; give --budgets, or METHOD@BUDGET for one of its own")
+            given |= {} if args.epochs is None else {"epochs": args.epochs, "base_epochs": args.epochs}
+            by_method = learning.settings_of(
+                list(dict.fromkeys(point.method for point in points)), given, load_data(args.data, args.data_dir)
+            )
+            plan = Plan(args.data, args.data_dir, args.order, args.tasks, args.base_classes, args.seed, args.device,
+                        args.out, by_method)  # fmt: skip
+            images, split = plan.load()  # also finds a split that cannot be, before anything is learned
+            name, order = images.name, split.order_name
+            learn_points(plan, points, args.jobs)
+        ledgers = args.draw_only or [ledger.default_path()]
+        rows = [row for path in dict.fromkeys(ledgers) for row in ledger.read(path)]
+        dots = plot_bytes.gather(plot_bytes.choose_rows(rows, name, order, args.tasks, args.base_classes, args.epochs))
+    except (KrnetError, ValueError) as error:
+        parser.exit(2, f"{parser.prog}: error: {error}\n")
+    picture = args.picture or args.out / "bytes.png"
+    plot_bytes.draw(picture, dots)
+    plot_bytes.show(dots)
+    say(f"drawn: {picture}")
+
+
+if __name__ == "__main__":
+    main()

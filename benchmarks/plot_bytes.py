@@ -1,0 +1,280 @@
+"""The figure and the table of learn_bytes.py: last accuracy against stored bytes, from rows of the ledger.
+
+    rows of one data set, class order and split -> choose_rows -> gather -> [Dot] -> draw, show
+
+A point is the newest row of its series, budget and seed; seeds are averaged. What the numbers depend on (class order,
+seeds, epochs) stands below the figure, and settings that are not a method's own stand in the name of the series.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from krnet.budget import say_size
+from krnet.errors import SettingError
+from krnet.files import atomic_write
+from krnet.learners import base
+from krnet.rate import COLOURS
+
+RECIPES = ("learn", "learn-bytes")
+RECORDERS = ("krnet", "pca", "quantized", "transform", "pq", "autoencoder", "images", "raw")
+TITLES = {"kril": "KRIL", "lucir": "LUCIR", "icarl": "iCaRL", "finetune": "fine-tuning", "joint": "all images"}
+COLOUR_OF = dict(zip([*RECORDERS, "lucir", "icarl"], COLOURS))
+# These follow from the data, and epochs are named below the figure; they tell series apart only where they differ.
+USUAL = frozenset({"backbone", "fixed_layers", "batch_size", "base_epochs", "epochs"})
+BESIDE = frozenset({"recorder", "budget", "tasks", "data", "method"})
+
+
+@dataclass(frozen=True, eq=False)
+class Dot:
+    """A method at a budget, over all seeds that have a row."""
+
+    series: str
+    """Method, recorder, and settings that are not the usual."""
+    colour: str
+    dotted: bool
+    budget: int | None
+    rows: tuple[dict[str, Any], ...]
+    """One a seed, the newest; those that failed only where none did not."""
+    row: str | None
+    """Of the two of a method with nme and cnn."""
+
+    @property
+    def failed(self) -> bool:
+        return self.rows[0]["outcome"] != "ok"
+
+    @property
+    def bytes(self) -> float:
+        return sum(row["metrics"]["storage_bytes"]["total"] for row in self.rows) / len(self.rows)
+
+    @property
+    def lasts(self) -> list[float]:
+        return [100 * self._scores(row)["last"] for row in self.rows]
+
+    @property
+    def last(self) -> float:
+        return sum(self.lasts) / len(self.rows)
+
+    @property
+    def average(self) -> float:
+        return sum(100 * self._scores(row)["average"] for row in self.rows) / len(self.rows)
+
+    @property
+    def epochs(self) -> str:
+        found = {(row["settings"].get("base_epochs"), row["settings"].get("epochs")) for row in self.rows}
+        return " or ".join(f"{later}" if first == later else f"{first} + {later}" for first, later in sorted(found))
+
+    def _scores(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        metrics = row["metrics"]
+        return metrics["rows"][self.row] if self.row else metrics
+
+
+def choose_rows(
+    rows: Sequence[dict[str, Any]], name: str, order: str, tasks: int, base_classes: int | None, epochs: int | None
+) -> list[dict[str, Any]]:
+    """Those of one data set, class order and split into tasks, the oldest first; rows of several splits are refused."""
+    chosen = []
+    for row in rows:
+        settings = row["settings"]
+        sizes = settings.get("tasks")
+        if row["recipe"] not in RECIPES or settings.get("data") != name or "method" not in row["metrics"]:
+            continue
+        fits = isinstance(sizes, list) and len(sizes) == 1 + tasks and base_classes in (None, sizes[0])
+        fits = fits and (row["class_order"] or "").split(" (")[0] == order
+        if fits and (epochs is None or settings.get("epochs") == epochs):
+            chosen.append(row)
+    splits = {(row["class_order"], *row["settings"]["tasks"]) for row in chosen}
+    if len(splits) > 1:
+        raise SettingError(f"rows of several splits: {sorted(splits)}. Give --base-classes, to choose one")
+    if not any(row["outcome"] == "ok" for row in chosen):
+        raise SettingError(f"no row of {name}, {tasks} tasks after the base task, class order {order}: nothing to draw")
+    return sorted(chosen, key=lambda row: row["date"])
+
+
+def defaults(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The method's own settings, as a row has them."""
+    usual = {field.name: field.default for field in fields(base.choose(row["metrics"]["method"]).config_class)}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in usual.items()}
+
+
+def unusual(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that are not the method's own."""
+    own, known = {k: v for k, v in row["settings"].items() if k not in USUAL | BESIDE}, defaults(row)
+    return {name: value for name, value in own.items() if name not in known or known[name] != value}
+
+
+def differing(rows: Sequence[Mapping[str, Any]]) -> dict[str, set[str]]:
+    """By method, the settings that need to be in the name of a series: unusual, and not the same in all its rows."""
+    found: dict[str, set[str]] = {}
+    for method in {row["metrics"]["method"] for row in rows}:
+        own = [row for row in rows if row["metrics"]["method"] == method]
+        full = [defaults(row) | row["settings"] for row in own]  # an older row may lack a setting that is newer
+        names = {name for row in own for name in unusual(row)} | USUAL
+        found[method] = {name for name in names if len({json.dumps(settings.get(name)) for settings in full}) > 1}
+    return found
+
+
+def gather(rows: Sequence[dict[str, Any]]) -> list[Dot]:
+    """Rows, the oldest first, as points: of each series, budget and seed the newest that did not fail."""
+    told = differing(rows)
+    found: dict[tuple[str, int | None], dict[int, dict[str, Any]]] = {}
+    for row in sorted(rows, key=lambda row: row["outcome"] == "ok"):
+        method, settings = row["metrics"]["method"], row["settings"]
+        kind = settings.get("recorder", getattr(base.choose(method).config_class, "recorder", None))
+        own = [f"{name}={settings[name]}" for name in sorted(told[method] & settings.keys())]
+        series = ", ".join([" ".join(filter(None, [TITLES.get(method, method.upper()), kind])), *own])
+        found.setdefault((series, settings.get("budget")), {})[row["seed"]] = row
+    dots = []
+    for (series, budget), by_seed in found.items():
+        good = tuple(row for _, row in sorted(by_seed.items()) if row["outcome"] == "ok")
+        kept = good or tuple(by_seed.values())
+        method, both = kept[0]["metrics"]["method"], sorted(kept[0]["metrics"].get("rows", {}), reverse=True)
+        colour = COLOUR_OF.get(kept[0]["settings"].get("recorder", method), "0.35")
+        if method == "icarl" and good:
+            dots += [Dot(f"{series} ({r.upper()})", colour, r != "nme", budget, kept, r) for r in both]
+        else:
+            dots.append(Dot(series, colour, False, budget, kept, None))
+    places = [*COLOUR_OF.values(), "0.35"]
+    return sorted(dots, key=lambda dot: (places.index(dot.colour), dot.series, dot.budget is None, dot.budget or 0))
+
+
+def caption(dots: Sequence[Dot]) -> str:
+    """What the numbers depend on: class order, seeds, epochs."""
+    rows = [row for dot in dots for row in dot.rows]
+    order = {row["class_order"] for row in rows}.pop()
+    seeds = sorted({row["seed"] for row in rows})
+    counts = sorted({len(dot.rows) for dot in dots})
+    text = f"class order {order}; seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+    if len(seeds) > 1:
+        many = "–".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+        text += f", {many} of them a point: mean, bars from worst to best"
+    epochs: dict[str, list[str]] = {}
+    for dot in dots:
+        epochs.setdefault(dot.epochs, []).append(dot.series)
+    most = max(epochs, key=lambda text: len(epochs[text]))
+    others = [f"{number} of {', '.join(dict.fromkeys(names))}" for number, names in epochs.items() if number != most]
+    text += f"; epochs a task: {'; '.join([most, *others])}"
+    told, shared = differing(rows), {}
+    for row in rows:
+        method = row["metrics"]["method"]
+        own = [f"{name}={value}" for name, value in unusual(row).items() if name not in told[method]]
+        shared[TITLES.get(method, method.upper())] = ", ".join(own)
+    return "; ".join([text, *(f"{title} with {own}" for title, own in shared.items() if own)])
+
+
+def say_tasks(sizes: Sequence[int]) -> str:
+    """50 + 10 × 5"""
+    first, *later = sizes
+    same = len(set(later)) == 1 and len(later) > 1
+    return f"{first} + {len(later)} × {later[0]}" if same else " + ".join(map(str, sizes))
+
+
+def draw(path: Path, dots: Sequence[Dot]) -> None:
+    """Lines over log bytes; what has no budget is a hollow marker, or a level where its bytes are far off."""
+    from matplotlib import ticker  # half a second to import
+    from matplotlib.figure import Figure
+
+    dots = [dot for dot in dots if not dot.failed]
+    lines: dict[str, list[Dot]] = {}
+    for dot in dots:
+        if dot.budget is not None:
+            lines.setdefault(dot.series, []).append(dot)
+    middle = [dot for dot in dots if dot.budget is not None and dot.bytes] or [dot for dot in dots if dot.bytes] or dots
+    narrow, wide = min(dot.bytes for dot in middle) / 2, max(dot.bytes for dot in middle) * 2
+    low, high = min(min(dot.lasts) for dot in middle), max(max(dot.lasts) for dot in middle)
+    room = max(high - low, 4.0)
+    markers = [dot for dot in dots if dot.budget is None and narrow <= dot.bytes <= wide]
+    levels = [dot for dot in dots if dot.budget is None and dot not in markers]
+    shown = [dot for dot in [*markers, *levels] if low - room / 2 <= dot.last <= high + room / 2]
+    low, high = min([low, *(dot.last for dot in shown)]), max([high, *(dot.last for dot in shown)])
+
+    figure = Figure(figsize=(9.6, 6), dpi=130)
+    axes = figure.add_axes((0.075, 0.2, 0.63, 0.715))  # names stand on the right
+    settings = dots[0].rows[0]["settings"]
+    figure.text(0.075, 0.945, f"{settings['data']}, {say_tasks(settings['tasks'])} classes", fontsize=14)
+    margin = 0.06 * max(high - low, 1.0)
+    axes.set_ylim(low - margin, high + margin)
+    axes.set_xscale("log")
+    axes.set_xlim(narrow * 1.6, wide / 1.6)
+    names: list[tuple[float, float, str, str]] = []  # accuracy and bytes where a name belongs, the name, its colour
+    for name, points in lines.items():
+        points.sort(key=lambda dot: dot.bytes)
+        x, y, first = [dot.bytes for dot in points], [dot.last for dot in points], points[0]
+        style = ":" if first.dotted else "-" if name.startswith("KRIL") else "--"
+        spread = [[dot.last - min(dot.lasts) for dot in points], [max(dot.lasts) - dot.last for dot in points]]
+        axes.errorbar(
+            x, y, yerr=spread if any(map(any, spread)) else None, linestyle=style, color=first.colour, capsize=2,
+            marker="o" if name.startswith("KRIL") else "s", markersize=4.5, linewidth=1.6,
+        )  # fmt: skip
+        names.append((y[-1], x[-1], name, first.colour))
+    edge = axes.get_xlim()[1]
+    for dot in shown:
+        if dot in levels:
+            axes.axhline(dot.last, linestyle=(0, (6, 3)), color=dot.colour, linewidth=1, alpha=0.7)
+        else:
+            axes.plot([dot.bytes], [dot.last], "D", markersize=6, markerfacecolor="none", color=dot.colour, zorder=5)
+        if dot in levels or dot.series not in lines:  # else its colour and the caption say what it is
+            text = f"{dot.series}, no budget: {say_size(round(dot.bytes))}"
+            names.append((dot.last, edge if dot in levels else dot.bytes, text, dot.colour))
+    names.sort(reverse=True)
+    for place, (y_end, x_end, name, colour) in zip(spaced([name[0] for name in names], *axes.get_ylim()), names):
+        line = {"arrowstyle": "-", "color": colour, "alpha": 0.35, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 0}
+        axes.annotate(
+            name, (x_end, y_end), xytext=(1.035, place), textcoords=("axes fraction", "data"), color=colour,
+            fontsize=8.5, va="center", annotation_clip=False, arrowprops=line | {"relpos": (0, 0.5)},
+        )  # fmt: skip
+    axes.set(xlabel="bytes stored when all is learned, the current classifier aside", ylabel="last accuracy (%)")
+    axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if wide / narrow > 100 else (1, 1.5, 2, 3, 5, 7)))
+    axes.xaxis.set_major_formatter(lambda value, _: say_size(round(value)))
+    axes.xaxis.set_minor_locator(ticker.NullLocator())
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    off = [f"{d.series} {d.last:.1f} % ({say_size(round(d.bytes))})" for d in [*markers, *levels] if d not in shown]
+    hollow = "; hollow: no budget" if set(markers) & set(shown) else ""
+    below = [caption(dots) + hollow, *(["outside the picture: " + "; ".join(off)] if off else [])]
+    text = "\n".join(line for part in below for line in textwrap.wrap(part, 150))
+    figure.text(0.075, 0.095, text, fontsize=8, color="0.3", va="top")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as file:
+        figure.savefig(file, format="png")
+
+
+def spaced(values: Sequence[float], bottom: float, top: float) -> list[float]:
+    """Places for names, the highest first: near their values, none over another, none below the bottom."""
+    step = min(0.04, 1 / max(1, len(values))) * (top - bottom)
+    places: list[float] = []
+    for value in values:
+        places.append(min(value, places[-1] - step) if places else value)
+    for number, left in enumerate(reversed(range(len(places)))):
+        places[left] = max(places[left], bottom + number * step)
+    return places
+
+
+def show(dots: Sequence[Dot]) -> None:
+    """A table on stdout, a line for each point; then those that failed, and why."""
+    from rich.console import Console
+    from rich.table import Table
+
+    good = [dot for dot in dots if not dot.failed]
+    settings = good[0].rows[0]["settings"]
+    print(f"{settings['data']}, {say_tasks(settings['tasks'])} classes; {caption(good)}")
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("method")
+    for name in ("budget", "stored MB", "last %", "average %", "seeds", "epochs"):
+        table.add_column(name, justify="right")
+    for dot in good:
+        over = " over" if dot.budget is not None and dot.bytes > dot.budget else ""
+        table.add_row(
+            dot.series, "-" if dot.budget is None else say_size(dot.budget), f"{dot.bytes / 1e6:,.3f}{over}",
+            f"{dot.last:.2f}", f"{dot.average:.2f}", str(len(dot.rows)), dot.epochs,
+        )  # fmt: skip
+    width = Console(width=10_000).measure(table).maximum  # a narrow terminal then breaks lines, not numbers
+    Console(width=width, highlight=False, markup=False).print(table)
+    for dot in (dot for dot in dots if dot.failed):
+        budget = "" if dot.budget is None else f" at {say_size(dot.budget)}"
+        print(f"failed: {dot.series}{budget}: {dot.rows[-1]['outcome']}")
