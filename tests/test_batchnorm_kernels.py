@@ -164,6 +164,17 @@ def test_in_bf16_results_are_off_by_rounding_alone(emulate, shape, skip, trainin
     assert max(found["running_mean"], found["running_var"]) < 1e-5, found
 
 
+def test_a_skip_in_fp32_is_rounded_so_that_what_follows_stays_in_bf16(emulate):
+    used = emulate(torch.bfloat16)
+    norm, shape = make_norm(16, training=False), (3, 16, 4, 4)
+    x, skip = make_maps(shape, torch.bfloat16), make_maps(shape).detach().requires_grad_()
+    y = layers.batch_norm_act(x, norm, skip)
+    assert y.dtype == torch.bfloat16 and "batch_norm_forward" in used.names
+    assert torch.equal(y, layers.batch_norm_act(x, norm, skip.to(torch.bfloat16)))
+    y.float().sum().backward()
+    assert skip.grad is not None and skip.grad.dtype == torch.float32
+
+
 def test_no_gradient_passes_where_the_output_is_zero(emulate):
     emulate()
     norm, x = BatchNorm(16).eval(), make_maps((2, 16, 3, 3))

@@ -92,6 +92,8 @@ def depthwise_block(x: Tensor, conv1: nn.Conv2d, norm1: nn.GroupNorm, conv2: nn.
 
 def batch_norm_act(x: Tensor, norm: nn.BatchNorm2d, skip: Tensor | None = None, relu: bool = True) -> Tensor:
     """ReLU(norm(x) + skip), with or without skip and ReLU. Hooks of the norm see the plain way alone."""
+    if _fused.get() and skip is not None and is_map(x):
+        skip = skip.to(x.dtype)  # a network's first maps come in fp32, and would make all that follow so
     maps = is_map(x) and (skip is None or (is_map(skip) and skip.shape == x.shape))
     if _fused.get() and maps and batchnorm.fits(x, norm):
         return batchnorm.BatchNormAct.apply(x, norm.weight, norm.bias, skip, norm, relu)

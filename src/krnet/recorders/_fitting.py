@@ -31,6 +31,7 @@ from krnet.graphs import Graphed
 from krnet.lowbit import Rounding, step_for
 from krnet.metrics import fidelity, r_squared
 from krnet.optimizers import Muon
+from krnet.parallel import free_bytes
 from krnet.recorders.base import Content, Job, Recorder, Replayer
 from krnet.samples import Samples
 from krnet.scan import denormalise, normalise
@@ -43,6 +44,7 @@ GRAPHED = (1, 16, 256)  # sizes to which small batches are filled up
 TARGET_EVERY = 50  # iterations between two looks at whether target_r2 is reached
 FINE_BITS = 5.0  # of weights that are few and matter much
 NORM_STEP = 1 / 32  # of scales and shifts, which are about 1
+SEEN_SAMPLES = 4096  # shown to the head at a time, before the fit
 MANY = 2048  # values for which a table of frequencies of their own pays
 
 
@@ -118,6 +120,7 @@ class NetworkFit(ABC):
         self.head = None
         if job.head is not None:
             self.head = copy.deepcopy(job.head).to(self.device).eval().requires_grad_(False)
+        self.seen = self._seen()
         self.sample_shape = job.source.shape or (1,)
         self.fused = job.fit.compile
         self.graph = self._capture() if self.fused and self.device.type == "cuda" else None
@@ -127,6 +130,22 @@ class NetworkFit(ABC):
 
     def moved(self, ids: Tensor) -> None:  # noqa: B027  most have none
         """After the optimizers: whatever else a step changes."""
+
+    @torch.no_grad()
+    def _seen(self) -> Tensor | None:
+        """What the head makes of every sample (N, ...), where a GPU has room for it: found once, not in each step."""
+        if self.head is None or self.device.type != "cuda":
+            return None
+        found: Tensor | None = None
+        with parallel.fast(self.device):
+            for ids in torch.arange(len(self.job.source)).split(SEEN_SAMPLES):
+                part = self.head(self.job.source.read(ids).to(self.device).float()).float()
+                if found is None:
+                    if 4 * part[0].numel() * len(self.job.source) > free_bytes(self.device) // 4:
+                        return None
+                    found = part.new_empty(len(self.job.source), *part.shape[1:])
+                found[ids[0] : ids[-1] + 1] = part
+        return found
 
     @abstractmethod
     def outputs(self, ids: Tensor, target: Tensor) -> Tensor:
@@ -144,7 +163,8 @@ class NetworkFit(ABC):
         if self.head is None:
             return first, first
         replayed = denormalise(output, self.low, self.high).view_as(values)
-        seen, wanted = self.head(replayed), self.head(values.float())
+        seen = self.head(replayed)
+        wanted = self.head(values.float()) if self.seen is None else self.seen.index_select(0, ids)
         second = (seen.float() - wanted.float()).square().sum() / len(values)
         return first, first + self.job.fit.gamma * second
 
