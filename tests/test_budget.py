@@ -128,6 +128,23 @@ def test_the_smallest_that_reaches_a_target_is_found_in_few_fits(target):
     assert len(asked) <= 8
 
 
+@pytest.mark.parametrize("slope", [0.8, 1.3, 5.0])
+def test_noise_of_fits_does_not_keep_a_search_from_ending(slope):
+    num_fits = []
+    for seed in range(40):
+        draw = np.random.default_rng(seed)
+        least = 1e6 * math.exp(draw.normal(0, 0.12))  # and a guess of 1 MB
+
+        def error(num_bytes, draw=draw, least=least):
+            return 0.05 * ((num_bytes - 8e3) / (least - 8e3)) ** -slope * math.exp(draw.normal(0, 0.007))
+
+        make, asked = made_of(lambda num_bytes, error=error: 1 - error(num_bytes))
+        found = smallest_reaching(0.95, make, feature_bytes=10**8, guess=(1e6, 8e3), noise=0.01)
+        assert found < 1.07 * least
+        num_fits.append(len(asked))
+    assert max(num_fits) <= 6 and sum(num_fits) / len(num_fits) < 3.3
+
+
 def test_a_target_out_of_reach_gives_the_best_there_is():
     make, asked = made_of(lambda num_bytes: min(0.9, num_bytes / 1e6))
     assert smallest_reaching(0.95, make, feature_bytes=10**7) >= 0.9e6
@@ -281,10 +298,28 @@ def test_a_target_of_raw_is_reached_by_float16_or_float32(maps):
 def test_a_budget_and_a_target_at_once_and_a_senseless_target_are_refused(maps):
     with pytest.raises(InputError, match="budget and target_r2 are given, and recorder pca takes one"):
         krnet.record(*maps, recorder="pca", budget="1MB", target_r2=0.5)
-    with pytest.raises(SettingError, match=r"target_r2 is 1\.5"):
-        krnet.record(*maps, recorder="pca", target_r2=1.5)
+    with pytest.raises(InputError, match="budget and target_r2 are given, and recorder krnet takes one"):
+        krnet.record(*maps, budget="1MB", target_r2=0.5)
+    for recorder in ("pca", "krnet"):
+        with pytest.raises(SettingError, match=r"target_r2 is 1\.5"):
+            krnet.record(*maps, recorder=recorder, target_r2=1.5)
     with pytest.raises(SettingError, match="budget is 'much'"):
         krnet.record(*maps, recorder="pca", budget="much")
+
+
+@pytest.mark.parametrize(
+    ("recorder", "given", "stops"),
+    [
+        ("krnet", {}, False), ("krnet", {"network": "compact"}, False), ("krnet", {"components": 9}, False),
+        ("krnet", {"bits": 4}, False), ("krnet", {"network": "paper"}, True), ("krnet", {"d0": 64}, True),
+        ("krnet", {"preset": "cifar100"}, True), ("krnet", {"start": "old.krn"}, True), ("pca", {}, False),
+        ("autoencoder", {"d0": 64}, False),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_target_stops_a_fit_only_where_its_size_is_given(recorder, given, stops):
+    preset, start = given.pop("preset", None), given.pop("start", None)
+    assert choose(recorder).stops_at_target(preset, start, given) == stops
 
 
 def test_the_command_line_takes_a_budget_or_a_target(maps, tmp_path):
@@ -300,6 +335,9 @@ def test_the_command_line_takes_a_budget_or_a_target(maps, tmp_path):
     assert 0.8 <= json.loads(made.stdout)["r2"] < 0.81, made.output
     made = run("--recorder", "pca", "--set", "components=2", "--target-r2", "0.99")
     assert made.exit_code == 0 and "below the target of 0.99. No larger file was better" in made.stderr
+    made = run("--target-r2", "0.7", "--iterations", "10", "--device", "cpu", "--json")
+    found = json.loads(made.stdout)
+    assert found["r2"] >= 0.7 and (found["settings"]["network"], found["fit"]["target_r2"]) == ("compact", 0.7)
     out.unlink()
     refused = run("--recorder", "raw", "--budget", "30kB")
     assert refused.exit_code == 1 and "error:" in refused.stderr and "budget is 30000" in refused.stderr

@@ -99,6 +99,61 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_file(maps, tmp_path, monkeyp
     assert torch.equal(whole, half)
 
 
+def smallest(maps, path, **options):
+    return made(maps, path, **{"iterations": 30, "budget": None, "target_r2": 0.9} | options)
+
+
+def test_a_target_gives_the_smallest_file_that_reaches_it_and_tells_each_fit(maps, tmp_path):
+    told = []
+    info = smallest(maps, tmp_path / "a.krn", watch=lambda status, r2: told.append(status.label)).info()
+    assert info["r2"] >= 0.9 and (info["fit"]["target_r2"], info["stopped_by"]) == (0.9, "iterations")
+    less = round(0.94 * info["settings"]["most_bytes"])
+    assert made(maps, tmp_path / "b.krn", iterations=30, budget=less).info()["r2"] < 0.9
+    fits = list(dict.fromkeys(told))
+    assert 1 <= len(fits) <= 5 and fits[0].startswith("fit 1: ")
+    assert all(label.startswith(f"fit {n}: ") and " after R2 0." in label for n, label in enumerate(fits[1:], 2))
+
+
+def test_a_search_that_was_stopped_leaves_nothing_and_starts_anew(maps, tmp_path, monkeypatch):
+    count, right = [0], compact.CompactFit.step
+
+    def stop(self, iteration, progress):
+        count[0] += 1
+        if count[0] == 45:  # in the second fit
+            raise KeyboardInterrupt
+        return right(self, iteration, progress)
+
+    monkeypatch.setattr(compact.CompactFit, "step", stop)
+    with pytest.raises(KeyboardInterrupt):
+        smallest(maps, tmp_path / "a.krn", checkpoint_s=0.0)
+    assert list(tmp_path.iterdir()) == []
+    again = smallest(maps, tmp_path / "a.krn", checkpoint_s=0.0, resume=True)
+    assert again.info()["r2"] >= 0.9 and [path.name for path in tmp_path.iterdir()] == ["a.krn"]
+
+
+def test_features_are_learned_once_in_a_search(maps, tmp_path, monkeypatch):
+    calls, right = [], compact.principal_axes
+    monkeypatch.setattr(compact, "principal_axes", lambda *given: calls.append(1) or right(*given))
+    smallest(maps, tmp_path / "a.krn", iterations=5)
+    assert len(calls) == 1
+
+
+def test_a_network_whose_size_is_given_stops_at_the_target(maps, tmp_path):
+    for given in ({"network": "paper"}, {"d0": 32, "c0": 8}):
+        info = smallest(maps, tmp_path / "a.krn", target_r2=-10.0, iterations=60, **given).info()
+        assert (info["stopped_by"], info["iterations"]) == ("target", 50) and "network" not in info["settings"]
+
+
+def test_more_bytes_than_it_can_use_give_its_finest_step(maps, tmp_path):
+    found = made(maps, tmp_path / "a.krn", budget="100MB", iterations=5)
+    assert found.info()["r2"] > 0.999 and found.nbytes < maps[0].nbytes
+
+
+def test_a_target_out_of_reach_gives_the_best_there_is(maps, tmp_path):
+    info = smallest(maps, tmp_path / "a.krn", components=2, target_r2=0.99, iterations=5).info()
+    assert info["r2"] < 0.99 and info["settings"]["components"] == 2
+
+
 def test_through_a_head_it_keeps_what_the_head_sees(maps, tmp_path):
     features = maps[0]
     torch.manual_seed(0)

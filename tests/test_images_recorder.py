@@ -22,6 +22,7 @@ from krnet import archive
 from krnet.config import FitConfig
 from krnet.errors import ChecksumError, InputError, NotARecordingError, RecordingError, SettingError, TensorShapeError
 from krnet.features import open_features
+from krnet.recorders import _encoded
 from krnet.recorders import images as recorder
 from krnet.recorders.base import Job, choose
 from krnet.samples import Samples
@@ -190,6 +191,17 @@ def test_what_all_images_begin_with_is_stored_once(kept):
     assert recorder.common_start([b"same"]) == b"same"
 
 
+@pytest.mark.parametrize("quality", [1, 30, 100])
+def test_webp_images_leave_their_container_and_come_back_as_they_were(quality):
+    for image in make_images(12).permute(0, 2, 3, 1).contiguous().numpy():
+        target = io.BytesIO()
+        Image.fromarray(image).save(target, "webp", quality=quality, method=6)
+        packed = _encoded.pack_webp(target.getvalue())
+        assert _encoded.unpack_webp(packed) == target.getvalue() and len(packed) <= len(target.getvalue()) - 20
+    found = record(codec="webp", quality=quality)
+    assert found.tensor("start").numel() >= 7
+
+
 @pytest.mark.parametrize("budget", [14_000, 18_000])
 def test_a_budget_is_met_and_nearly_used(budget, tmp_path, monkeypatch):
     monkeypatch.setattr(recorder, "TRIED", 30)
@@ -206,6 +218,68 @@ def test_a_budget_is_met_and_nearly_used(budget, tmp_path, monkeypatch):
 def test_a_budget_too_small_for_any_quality_gives_the_smallest_and_png_is_taken_where_it_fits():
     assert choose("images").for_budget(job_for(), 100)["quality"] == 1
     assert choose("images").for_budget(job_for(), 10**7)["codec"] == "png"
+
+
+# ------------------------------------------------------------------ from an earlier recording to more images
+
+
+def grow(start: Path, **more) -> krnet.Recording:
+    """60 images that were recorded, and 20 more."""
+    images, trunk = make_images(80)[60:], make_trunk()
+    before = krnet.open(start, trunk=trunk)[:]
+    return record(features=torch.cat([before, features_of(images, trunk)]), images=images, start=start, **more)
+
+
+def test_images_of_an_earlier_recording_are_kept_byte_for_byte_in_the_same_quality(kept, tmp_path):
+    path = tmp_path / "more.krn"
+    more = grow(kept, out=path)
+    old = krnet.open(kept, trunk=make_trunk())
+    assert len(more) == 80 and torch.allclose(more[:60], old[:], atol=1e-5)
+    held, earlier = (_encoded.Encoded.read(r.settings, r, len(r)) for r in (more, old))
+    assert [held.content(i) for i in range(60)] == [earlier.content(i) for i in range(60)]
+    alone = krnet.open(path, trunk=make_trunk())
+    assert torch.allclose(alone[60:], more[60:], atol=1e-5) and alone.info()["r2"] > 0.97
+
+
+def test_in_another_quality_decoded_images_are_encoded_again(kept):
+    more = grow(kept, quality=50)
+    decoded = _encoded.Encoded.read(krnet.open(kept).settings, krnet.open(kept), 60).images(torch.arange(60))
+    config = _encoded.ImagesConfig(quality=50)
+    again = [_encoded.encode_image(image, config) for image in decoded.permute(0, 2, 3, 1).contiguous().numpy()]
+    held = _encoded.Encoded.read(more.settings, more, 80)
+    assert [held.content(i) for i in range(60)] == again
+
+
+@pytest.mark.parametrize("budget", [14_000, 20_000, 60_000])
+def test_a_budget_holds_for_old_and_new_images_together(kept, tmp_path, budget, monkeypatch):
+    monkeypatch.setattr(recorder, "TRIED", 30)
+    info = grow(kept, out=tmp_path / "x.krn", budget=budget).info()
+    assert (tmp_path / "x.krn").stat().st_size <= budget
+    assert (info["settings"]["codec"] == "png") == (budget == 60_000)
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"images": make_images(80)}, "80 images; expected one of each of the 20 features behind the 60 that start"),
+        ({"std": (0.5,)}, r"has std \(0.2, 0.25, 0.3\), not \(0.5,\)"),
+        ({"trunk": make_trunk(seed=1)}, "has trunk"),
+        ({"features": features_of(make_images(80), make_trunk()).flip(0)}, "start holds: its replays"),
+        ({"images": make_images(20, size=12)}, "has image_shape"),
+    ],
+)
+def test_what_does_not_continue_an_earlier_recording_is_refused(kept, tmp_path, more, why):
+    images, trunk = make_images(80)[60:], make_trunk()
+    features = torch.cat([krnet.open(kept, trunk=trunk)[:], features_of(images, trunk)])
+    with pytest.raises(InputError, match=why):
+        record(**{"features": features, "images": images, "start": kept, "out": tmp_path / "x.krn", **more})
+    krnet.record(features, recorder="raw", out=tmp_path / "raw.krn")
+    with pytest.raises(InputError, match="by raw; these features are"):
+        record(features=features, images=images, start=tmp_path / "raw.krn")
+
+
+def test_a_finished_recording_is_taken_up_with_its_trunk(own):
+    assert record(out=own, labels=torch.arange(60) % 5, resume=True)[0].shape == (8, 4, 4)
 
 
 # ------------------------------------------------------------------ what does not belong together

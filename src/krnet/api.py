@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from krnet import archive
-from krnet.budget import parse_size, smallest_reaching
+from krnet.budget import parse_size, say_size, smallest_reaching
 from krnet.config import PAPER_FITS, FitConfig, check_choice, check_range, from_dict, unknown_setting
 from krnet.errors import (
     BudgetError,
@@ -52,7 +52,7 @@ from krnet.scan import normalise, scan
 from krnet.training import Status
 
 AnyPath = str | os.PathLike[str]
-STOP_AT_TARGET = {"krnet"}  # whose target_r2 ends the fit early; for all others it is a size to be found
+FIT_NOISE = 0.01  # share by which errors of networks differ whose sizes hardly do
 PROBE_TOLERANCE = 1e-4  # of the largest value; devices and thread counts differ by about 1e-6
 
 
@@ -82,13 +82,15 @@ def record(
     features   tensor, array, memmap, path (.npy .npz .safetensors .h5 .zarr) or anything with len() and [i]
     labels     one integer a sample; samples of a class then share their group vectors
     budget     most bytes of the file, as 12_000_000 or "12MB" (MB = 10^6): the best recording of at most that size
-    target_r2  of krnet: the fit stops there; of every other recorder: the smallest file that reaches it
+    target_r2  the smallest file that reaches it, found by a few whole fits (each of `iterations` or `time_budget`);
+               of krnet with a size given (preset, start, network="paper", d0, c0, ...): where the fit of it stops
     out        file to write; by default a temporary one that lives as long as the Recording
-    resume     go on from a checkpoint beside `out`; a finished file is returned at once
+    resume     go on from a checkpoint beside `out`; a finished file is returned at once. A search for target_r2 keeps
+               no checkpoint and starts anew
     head       a frozen module to see the features through (L_kr2, weight `gamma`)
     start      an earlier recording to start from: its samples need not be learnt anew
     key        which array of a file that holds several
-    watch      called with (Status, R2 of the latest batches) while fitting
+    watch      called with (Status, R2 of the latest batches) while fitting; the Status of a search says which fit
     over_budget  where the budget cannot be kept, write the smallest file instead of refusing
 
     Other settings are those of FitConfig (batch_size, schedule, lr, ...) and of the recorder (d0, c0, ...).
@@ -103,7 +105,8 @@ def record(
     given |= {name: value for name, value in stops.items() if value is not None}
     paper = PAPER_FITS.get(preset or "", {}) if given.get("schedule") == "paper" else {}
     limit = None if budget is None else parse_size(budget)
-    target = None if chosen.name in STOP_AT_TARGET else given.pop("target_r2", None)
+    own = {name: value for name, value in settings.items() if name not in fit_names}
+    target = None if chosen.stops_at_target(preset, start, own) else given.pop("target_r2", None)
     fit = from_dict(FitConfig, {**paper, "seed": seed, "device": device, **given})
     if target is not None:
         check_range("target_r2", target, -inf, 1)
@@ -114,11 +117,12 @@ def record(
             )
 
     keep, path = _destination(out)
-    inputs = [item for item in (features, labels) if isinstance(item, str | os.PathLike)]
+    inputs = [item for item in (features, labels, settings.get("images")) if isinstance(item, str | os.PathLike)]
     refuse_overwriting([path], inputs)
     source = open_features(features, key=key)
     if resume and path.exists():
-        return _finished(path, source, chosen, fit, None if over_budget else limit)
+        finished = _finished(path, source, chosen, fit, None if over_budget else limit)
+        return open(path, finished.device, trunk=settings["trunk"]) if "trunk" in settings else finished
     samples = Samples(len(source), source.shape, check_labels(labels, len(source)))
     stats = scan(source)
     job = Job(
@@ -128,7 +132,7 @@ def record(
         fit=fit,
         device=pick_device(fit.device),
         preset=preset,
-        settings={name: value for name, value in settings.items() if name not in fit_names},
+        settings=own,
         head=head,
         start=open(start) if isinstance(start, str | os.PathLike) else start,
         checkpoint=None if out is None else _checkpoint_path(path),
@@ -154,18 +158,33 @@ def record(
 def _smallest_reaching(job: Job, recorder: Recorder, target: float) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What to write: the smallest file that reaches an R2, or the best where none does."""
     made: dict[str, tuple[int, float, Any]] = {}  # the latest, by its settings: a budget may change nothing
+    results: list[str] = []
 
     def make(budget: int) -> tuple[int, float, Any]:
         settings = {**recorder.for_budget(job, budget), **job.settings}
         name = repr(sorted(settings.items()))
         if name not in made:
             made.clear()
-            own = replace(job, settings=settings, checkpoint=None, resume=False)
+            label = " after ".join([f"fit {len(results) + 1}: {say_size(budget)}", *results[-1:]])
+            watch = _labelled(job.watch, label) if job.watch else None
+            own = replace(job, settings=settings, checkpoint=None, resume=False, watch=watch)
             tensors, metadata = describe(own, recorder, recorder.fit(own))
-            made[name] = archive.file_bytes(tensors, metadata), metadata["metrics"]["r2"], (tensors, metadata)
+            num_bytes, r2 = archive.file_bytes(tensors, metadata), metadata["metrics"]["r2"]
+            results.append(f"R2 {r2:.4f} in {say_size(num_bytes)}")
+            made[name] = num_bytes, r2, (tensors, metadata)
         return made[name]
 
-    return smallest_reaching(target, make, feature_bytes=4 * job.stats.count)
+    return smallest_reaching(
+        target,
+        make,
+        feature_bytes=4 * job.stats.count,
+        guess=recorder.likely_bytes(job, target),
+        noise=FIT_NOISE if recorder.takes_head else 0.0,
+    )
+
+
+def _labelled(watch: Callable[[Status, float], None], label: str) -> Callable[[Status, float], None]:
+    return lambda status, r2: watch(replace(status, label=label), r2)
 
 
 def _check_size(path: Path, recorder: Recorder, metadata: Mapping[str, Any], found: int, budget: int) -> None:

@@ -20,17 +20,19 @@ from typer.core import TyperGroup
 
 from krnet import tables, typed
 from krnet.budget import parse_size, parse_sizes
-from krnet.config import PRESETS, SCHEDULES, FitConfig, NetworkConfig, describe
-from krnet.errors import KrnetError
+from krnet.config import PRESETS, SCHEDULES, FitConfig, NetworkConfig
+from krnet.errors import InputError, KrnetError
 from krnet.options import (
     GEOMETRY,
     Device,
+    Images,
     Json,
     Key,
     Preset,
     Quiet,
     RecordingFile,
     Set,
+    Trunk,
     explain_settings,
     fit_option,
     list_settings,
@@ -155,13 +157,7 @@ def record(
             show_default="none",
         ),
     ] = None,
-    target_r2: Annotated[
-        float | None,
-        typer.Option(
-            help=f"{describe(FitConfig)['target_r2']} Of recorders other than krnet: the smallest file that does.",
-            show_default="none",
-        ),
-    ] = None,
+    target_r2: Annotated[float | None, fit_option("target_r2", "none")] = None,
     time_budget: Annotated[
         Any, fit_option("time_budget", "none", parser=typed.parse_duration, metavar="SECONDS|10m|1h30m")
     ] = None,
@@ -169,13 +165,20 @@ def record(
     seed: Annotated[int | None, fit_option("seed", str(FitConfig.seed))] = None,
     device: Device = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the checkpoint OUT.krn.ckpt of a run that was stopped.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on from the checkpoint OUT.krn.ckpt of a run that was stopped; a search for --target-r2 keeps "
+            "none and starts anew.",
+        ),
     ] = False,
     start: Annotated[
         Path | None,
         typer.Option(metavar="OLD.krn", help="Start from an earlier recording of fewer samples.", show_default="none"),
     ] = None,
     recorder: Annotated[str, typer.Option(help="Way to store the features.")] = "krnet",
+    images: Images = None,
+    trunk: Trunk = None,
     settings: Set = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -188,14 +191,22 @@ def record(
     Example:
       krnet record features.npy --labels labels.npy -o features.krn --time-budget 10m
       krnet record features.npy -o small.krn --recorder pca --budget 6.5MB
+      krnet record features.npy -o jpeg.krn --recorder images --images images.npy --trunk trunk.pt2 --set mean=0.5
     """
     from krnet import api
     from krnet.progress import Display
     from krnet.recorders.base import choose
 
+    if not choose(recorder).takes_trunk and (images or trunk):
+        raise InputError(
+            f"--images and --trunk are given, and recorder {recorder} needs features alone. Leave them out, or give "
+            f"--recorder images"
+        )
     given = merge(
         settings or [],
         {field.name for field in fields(FitConfig)} | choose(recorder).setting_names,
+        images=images,
+        trunk=_read_trunk(trunk, device),
         iterations=iterations,
         target_r2=target_r2,
         time_budget=time_budget,
@@ -227,10 +238,19 @@ def record(
         more = (
             f"Record again with more --iterations (these were {info['iterations']:,}), a longer --time-budget, or a "
             f"wider network (--set d0=... or --set c0=...)"
-            if recorder in api.STOP_AT_TARGET
-            else "No larger file was better: leave out settings that hold it back, or take another recorder"
+            if choose(recorder).stops_at_target(preset, start, given)
+            else "No larger file was better: leave out settings that hold it back, fit longer where there is a network "
+            "(--iterations, --time-budget), or take another recorder"
         )
         _say(f"warning: {out} was written, but its R2 of {info['r2']:.4f} is below the target of {target}. {more}")
+
+
+def _read_trunk(path: Path | None, device: str | None) -> Any:
+    """The module, on the device; None where no file is given."""
+    from krnet.heads import read_trunk
+    from krnet.parallel import pick_device
+
+    return None if path is None else read_trunk(path, pick_device(device))
 
 
 def _changed(path: Path) -> int | None:
@@ -262,6 +282,7 @@ def verify(
         typer.Option(metavar="FEATURES", help="The features: their error is measured, too.", show_default="none"),
     ] = None,
     key: Key = None,
+    trunk: Trunk = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
@@ -275,7 +296,7 @@ def verify(
     """
     from krnet import api
 
-    report = api.verify(path, against, device=device, key=key)
+    report = api.verify(path, against, device=device, key=key, trunk=_read_trunk(trunk, device))
     tables.show(report, tables.verify_rows(report), as_json)
 
 
@@ -298,6 +319,7 @@ def replay(
     precision: Annotated[
         str, typer.Option(metavar="exact|fast", help="fast: bf16 products on a GPU; on a CPU the same as exact.")
     ] = "exact",
+    trunk: Trunk = None,
     device: Device = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -311,7 +333,7 @@ def replay(
     from krnet import api, export
     from krnet.progress import Display
 
-    recording = api.open(path, device, precision)
+    recording = api.open(path, device, precision, trunk=_read_trunk(trunk, device))
     chosen = export.choose_ids(recording, ids)
     with Display(quiet) as display:
         num_bytes = export.write_replays(
@@ -364,7 +386,8 @@ def learn(
         int | None, typer.Option(help="Epochs of every task, the base task included.", show_default="the method's")
     ] = None,
     recorder: Annotated[
-        str | None, typer.Option(help="kril: how features are kept; raw keeps real ones.", show_default="krnet")
+        str | None,
+        typer.Option(help="kril: how features are kept; raw keeps real ones, images the images.", show_default="krnet"),
     ] = None,
     budget: Annotated[
         Any,
@@ -559,15 +582,27 @@ def rate(
         typer.Option(
             metavar="NAME,NAME,...",
             help="Ways to store the features; pca:components=64 holds a setting at every budget.",
-            show_default="all that need features alone",
+            show_default="all, images if these are given",
         ),
     ] = None,
+    images: Images = None,
+    trunk: Trunk = None,
     key: Key = None,
     iterations: Annotated[int | None, fit_option("iterations", "the schedule's")] = None,
     time_budget: Annotated[
         Any, fit_option("time_budget", "none", parser=typed.parse_duration, metavar="SECONDS|10m|1h30m")
     ] = None,
     seed: Annotated[int, fit_option("seed", str(FitConfig.seed))] = FitConfig.seed,
+    settings: Annotated[
+        list[Any] | None,
+        typer.Option(
+            "--set",
+            parser=typed.parse_setting,
+            metavar="NAME=VALUE",
+            help="A setting of every recorder that has it, such as mean and std of images; may be given several times.",
+            show_default=False,
+        ),
+    ] = None,
     device: Device = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -581,6 +616,7 @@ def rate(
     \b
     Example:
       krnet bench rate features.npy --labels labels.npy --head head.pt2 --budgets 3MB,12MB -o rate
+      krnet bench rate features.npy --images images.npy --trunk trunk.pt2 --set mean=0.5 --set std=0.25 -o rate
     """
     from krnet import rate as rates
     from krnet.progress import Display
@@ -590,7 +626,8 @@ def rate(
         with Display(quiet) as display:
             found = rates.bench(
                 features, labels, out=out, head=head, budgets=budgets, recorders=chosen, iterations=iterations,
-                time_budget=time_budget, seed=seed, device=device, key=key, say=display.phase, watch=display.fit,
+                time_budget=time_budget, seed=seed, device=device, key=key, images=images, trunk=trunk,
+                settings=dict(settings or []), say=display.phase, watch=display.fit,
             )  # fmt: skip
     except KeyboardInterrupt:
         _say(f"stopped; the points that were done are in {out}. To go on, give the same command again")

@@ -186,7 +186,8 @@ class FitConfig:
     iterations: int | None = None
     """Updates at most; by default the schedule's own number, or no limit where time_budget is given."""
     target_r2: float | None = None
-    """Stop as soon as R2 over all features reaches this."""
+    """The smallest file whose R2 over all features reaches this, found by a few whole fits; a krnet whose size is given
+    (a preset, a start, network=paper, d0=...) stops there instead."""
     time_budget: float | None = None
     """Stop after so many seconds of fitting (compilation aside); the learning rate falls in step with them."""
     batch_size: int = 1000

@@ -80,4 +80,21 @@ Key = Annotated[
     str | None,
     typer.Option(help="Which array of a file that holds several.", show_default="the only one, or 'features'"),
 ]
+Images = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="IMAGES.npy",
+        help="Recorder images: what the features were made of, uint8 (N, C, H, W) or (N, H, W, C).",
+        show_default="none",
+    ),
+]
+Trunk = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="TRUNK.pt2",
+        help="Recorder images: images to features, as torch.export or TorchScript wrote it, or the folder of a kril "
+        "run.",
+        show_default="none",
+    ),
+]
 RecordingFile = Annotated[Path, typer.Argument(metavar="FILE.krn", help="A recording.", show_default=False)]

@@ -64,7 +64,7 @@ class Display:
             f"{100 * status.progress:3.0f} %  {status.iteration:,} it  {rate:.3g} it/s  R2 {r2:.4f}  "
             f"elapsed {clock(status.seconds)}  left {clock(status.seconds_left)}"
         )
-        self._show("fit", status.progress, text, now=False)
+        self._show(status.label, status.progress, text, now=False)
 
     def share(self, name: str, share: float, text: str) -> None:
         """So much of something is done."""

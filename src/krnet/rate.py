@@ -17,6 +17,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,10 @@ from krnet.config import FitConfig, unknown_setting
 from krnet.errors import InputError, RecordingError, ResumeError, SettingError
 from krnet.features import FeatureSource, check_labels, open_features
 from krnet.files import AnyPath, atomic_write
-from krnet.heads import HEAD_BATCH, Head, read_head
+from krnet.heads import HEAD_BATCH, Head, Trunk, read_head, read_trunk
 from krnet.metrics import fidelity
 from krnet.recorders import base
+from krnet.recorders.images import fingerprint
 from krnet.scan import FeatureStats, scan
 from krnet.training import Status
 from krnet.typed import parse_setting
@@ -80,17 +82,27 @@ class Bench:
     device: torch.device
     options: dict[str, Any]
     """Of every fit: iterations, time_budget, seed."""
+    settings: Mapping[str, Any]
+    """Of every recorder that has such."""
+    pictures: Pictures | None
 
     def point(self, series: Series, budget: int, watch: Callable[[Status, float], None] | None) -> dict[str, Any]:
         """From its file if that was made before with the same settings, else made now."""
         stem = f"{series.name}-{budget}".replace("/", "_").replace(":", "_")
         path = self.folder / POINTS / f"{stem}.krn"
         kept_at = path.with_suffix(".json")
+        recorder = base.choose(series.recorder)
         # Networks are fitted with the head in view, as they would be for a classifier that is to learn from replays.
-        head = self.head if base.choose(series.recorder).takes_head else None
+        head = self.head if recorder.takes_head else None
         fitted = {"recorder": series.recorder, "given": series.settings, "budget": budget, **self.options}
         if head is not None and head.trainable is not None:
             fitted["head"] = head.digest
+        own = {name: value for name, value in self.settings.items() if name in recorder.setting_names}
+        if own:
+            fitted["settings"] = json.loads(json.dumps(own))  # as it is read again
+        if recorder.takes_trunk and self.pictures is not None:
+            fitted |= self.pictures.digests
+            own |= self.pictures.options
         kept = _read_json(kept_at)
         if kept.get("fitted_with") != fitted:
             for old in (path, path.with_name(path.name + ".ckpt"), kept_at):
@@ -106,7 +118,7 @@ class Bench:
             made = api.record(
                 self.source, self.labels, recorder=series.recorder, budget=budget, over_budget=True, out=path,
                 resume=True, device=str(self.device), watch=watch, head=None if head is None else head.trainable,
-                **self.options | series.settings,
+                **self.options | own | series.settings,
             )  # fmt: skip
             kept = {"fitted_with": fitted, "checksum": made.fingerprint, "seconds": time.perf_counter() - started}
         if kept.get("scored_with") != scored:
@@ -117,7 +129,8 @@ class Bench:
 
     def score(self, series: Series, budget: int, path: Path, seconds: float) -> dict[str, Any]:
         """What a file gives back, and what it takes."""
-        recording = api.open(path, self.device)
+        pictures = self.pictures if base.choose(series.recorder).takes_trunk else None
+        recording = api.open(path, self.device, trunk=None if pictures is None else pictures.trunk)
         recording.replay(torch.arange(min(8, len(recording))))  # weights are read, kernels are built
         replay_s, right = 0.0, 0
 
@@ -163,6 +176,22 @@ class Bench:
         return right / len(self.source)
 
 
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """For recorders that store images and replay them through a trunk."""
+
+    images: FeatureSource
+    trunk: Trunk
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"images": self.images, "trunk": self.trunk}
+
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        return {"images": scan(self.images).digest, "trunk": fingerprint(self.trunk)}
+
+
 def bench(
     features: Any,
     labels: Any = None,
@@ -176,16 +205,25 @@ def bench(
     seed: int = 0,
     device: str | None = None,
     key: str | None = None,
+    images: Any = None,
+    trunk: AnyPath | None = None,
+    settings: Mapping[str, Any] | None = None,
     say: Callable[[str], None] = lambda text: None,
     watch: Callable[[Status, float], None] | None = None,
 ) -> dict[str, Any]:
     """Every recorder at every budget; writes DIR/rate.json, which is returned, DIR/rate.png and DIR/points.
 
     head       feature maps -> logits, from which replay accuracy follows; needs labels, numbered as the head does
-    recorders  names, or name:setting=value:...; by default all that need nothing but features
+    recorders  names, or name:setting=value:...; by default all that need nothing but features, and images if given
+    images, trunk  what the features were made of, and by which module: for recorder images
+    settings   of every recorder that has them, such as mean and std
     iterations, time_budget  of each fit, where a recorder has such
     """
-    all_series = [Series.parse(text) for text in recorders or default_recorders()]
+    all_series = [
+        Series.parse(text)
+        for text in recorders or default_recorders(with_images=images is not None or trunk is not None)
+    ]
+    _check_given(all_series, images, trunk, settings or {})
     sizes = sorted({parse_size(size) for size in budgets})
     if not all_series or not sizes:
         raise SettingError("no recorder or no budget; expected at least one of each")
@@ -197,8 +235,9 @@ def bench(
     say("reading the features")
     stats = scan(source)
     reader = None if head is None else read_head(head, where)
+    pictures = None if trunk is None else Pictures(open_features(images), read_trunk(trunk, where))
     options = {"iterations": iterations, "time_budget": time_budget, "seed": seed}
-    common = Bench(folder, source, checked, stats, reader, where, options)
+    common = Bench(folder, source, checked, stats, reader, where, options, settings or {}, pictures)
     real_accuracy = common.real_accuracy()  # also finds a head that does not fit, before anything is written
     _claim(folder, source, checked, stats)
     result: dict[str, Any] = {
@@ -238,9 +277,29 @@ def bench(
     return result
 
 
-def default_recorders() -> list[str]:
+def _check_given(all_series: Sequence[Series], images: Any, trunk: Any, settings: Mapping[str, Any]) -> None:
+    """Refuse what is missing, and what nobody would use, before anything is fitted."""
+    chosen = [base.choose(series.recorder) for series in all_series]
+    wanted = any(recorder.takes_trunk for recorder in chosen)
+    for name, given in (("images", images), ("trunk", trunk)):
+        if (given is not None) != wanted:
+            raise InputError(
+                f"recorder images needs images and the trunk that makes features of them; {name} is missing. Give "
+                f"images= and trunk= (--images, --trunk)"
+                if wanted
+                else f"{name} is given, and none of {', '.join(series.name for series in all_series)} needs it. Leave "
+                f"it out, or add images to the recorders"
+            )
+    known = frozenset[str]().union(*(recorder.setting_names for recorder in chosen)) - {"images", "trunk"}
+    for name in settings:
+        if name not in known:
+            raise unknown_setting(name, known)
+
+
+def default_recorders(*, with_images: bool = False) -> list[str]:
     """Every recorder at its best R2 and, where that is another setting, at its best for a classifier."""
-    chosen = [recorder for recorder in map(base.choose, base.names()) if recorder.needs_only_features]
+    every = map(base.choose, base.names())
+    chosen = [recorder for recorder in every if recorder.needs_only_features or (with_images and recorder.takes_trunk)]
     return [":".join([recorder.name, *more]) for recorder in chosen for more in ([], *([v] for v in recorder.variants))]
 
 

@@ -212,7 +212,8 @@ class Recording:
         if self._recorder.fast_is_exact:
             return 0.0
         stored = self._archive.metadata["metrics"].get("fast_extra_mse")
-        if stored is not None or self.device.type == "cpu":
+        missing = self._recorder.takes_trunk and self._trunk is None  # what there is to say needs no trunk
+        if stored is not None or missing or self.device.type == "cpu":
             return stored
         ids = torch.linspace(0, len(self) - 1, min(256, len(self))).long()
         low, high = self._archive.tensor("low"), self._archive.tensor("high")

@@ -50,6 +50,8 @@ class Status:
     progress: float
     loss: float
     seconds: float
+    label: str = "fit"
+    """What is under way, in a few words."""
 
     @property
     def seconds_left(self) -> float:

@@ -10,6 +10,9 @@ F2, L_aux with weight 2 on replayed samples only, two recorders (base task; all 
 schedule for the recorder, its iterations in proportion to the samples recorded, each from the one before
 (`warm_start`); batches hold old and new samples in fixed proportion to their numbers. Where the paper is silent
 (augmentation of the new features, mirrored replays, the divisor of L_aux): docs/choices.md.
+
+Any recorder may stand in for KRNet. One of them, `images`, is a rival that breaks KRIL's promise for comparison's sake:
+it keeps all old images, compressed, and replays them through F1.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ class KrilConfig(LearnerConfig):
     flip_replays: bool = False
     """Mirror replayed maps at random."""
     recorder: str = "krnet"
-    """How features are kept: krnet, or raw for the real ones, the upper bound."""
+    """How features are kept: krnet; raw, the real ones, the upper bound; images, a rival that keeps every image; ..."""
     recorder_schedule: str = "fast"
     """Schedule of a krnet's fit: fast or paper."""
     recorder_iterations: int | None = None
@@ -271,8 +274,12 @@ class Kril(Learner):
         by_class = labels.argsort(stable=True)  # labels then need no bytes of their own
         features, labels = features[by_class.to(features.device)], labels[by_class]
         options: dict[str, Any] = {"recorder": c.recorder, "seed": self.context.seed_for(task, 3), **c.own_settings()}
+        # Whose samples, in the same order, are the first of this one's.
+        earlier = self._files(task - 1)[-1] if task > (0 if c.single else 1) else None
         if c.budget is not None:
             options["budget"] = self._budget(task)
+        if choose(c.recorder).takes_trunk:
+            options |= {**self._images(task), "start": earlier}
         if c.recorder == "krnet":
             iterations = c.recorder_iterations or SCHEDULES[c.recorder_schedule]
             if c.scaled:
@@ -281,10 +288,16 @@ class Kril(Learner):
             preset = PRESET_SHAPES.get(tuple(features.shape[1:])) if c.budget is None else None
             options |= {"preset": preset, "head": self.tail if c.kr2 else None}
             # A network sized by its samples has to grow with them; one of the paper's is large enough from the start.
-            if c.warm_start and preset is not None and task > (0 if c.single else 1):
-                options |= {"start": self._files(task - 1)[-1], "preset": None}
+            if c.warm_start and preset is not None and earlier is not None:
+                options |= {"start": earlier, "preset": None}
         name = "recorder of the base task" if task == 0 else "recorder"
         return RecorderFit(name, self._files(task)[-1], features, labels, self.device, **options)
+
+    def _images(self, task: int) -> dict[str, Any]:
+        """For a recorder that stores images: those of a task, class by class, and how F1 is shown them."""
+        ids, data = self.context.task_ids(task), self.context.data
+        by_class = ids[self.context.train_labels[ids].argsort(stable=True)]
+        return {"images": data.train.images[by_class], "trunk": self.trunk, "mean": data.mean, "std": data.std}
 
     # ------------------------------------------------------------------ recordings
 
@@ -318,7 +331,8 @@ class Kril(Learner):
                     path.unlink(missing_ok=True)
 
     def _recordings(self, task: int) -> list[Recording]:
-        return [api.open(path, self.device) for path in self._files(task)]
+        trunk = self.trunk if choose(self.config.recorder).takes_trunk else None
+        return [api.open(path, self.device, trunk=trunk) for path in self._files(task)]
 
     def _replay_all(self, task: int) -> tuple[Tensor, Tensor]:
         """Features (N, c, h, w) and labels of every old sample, as the recordings have them."""

@@ -110,7 +110,10 @@ class Recorder(ABC):
     takes_head: ClassVar[bool] = False
     """It fits a network, which may be shown its error through a head (L_kr2)."""
     takes_trunk: ClassVar[bool] = False
-    """It stores images, and replays them through a trunk."""
+    """It stores images, and replays them through a trunk: its settings `images`, `trunk`, `mean` and `std` say which.
+
+    Given an earlier recording to start from (`Job.start`), it needs the images of the samples behind those alone.
+    """
     needs_only_features: ClassVar[bool] = True
     """Features are all that it must be given: `bench rate` then tries it unasked."""
     variants: ClassVar[tuple[str, ...]] = ()
@@ -126,6 +129,17 @@ class Recorder(ABC):
         stay as they are, and only the others are searched. Where no setting is that small, the smallest one.
         """
         return dict(job.settings)  # of a recorder that has one size
+
+    def stops_at_target(self, preset: str | None, start: object, settings: Mapping[str, Any]) -> bool:
+        """What target_r2 means: the end of a fit whose size these give, or, if not that, a size to be found."""
+        return False
+
+    def likely_bytes(self, job: Job, target_r2: float) -> tuple[float, float] | None:
+        """About the budget that an R2 takes, and how much of it every file takes: where the search for it begins.
+
+        None: nothing is known without a fit.
+        """
+        return None
 
     @abstractmethod
     def replay(

@@ -33,6 +33,7 @@ from krnet.lowbit import NUM_TENSORS, StraightThrough, coded_bits, pack, packed_
 from krnet.quantize import RESTORE
 from krnet.recorders._coded import (
     CODED_TENSORS,
+    LEARNED,
     MAX_BLOCK,
     CodedConfig,
     CodedNumbers,
@@ -44,7 +45,7 @@ from krnet.recorders._coded import (
 )
 from krnet.recorders._fitting import NET, NetworkFit, NetworkReplayer, rounding_plan, run_fit
 from krnet.recorders.base import Content, Job, Recorder, TensorStore, overhead_bytes
-from krnet.recorders.pca import FINEST, NUMBERS_PER_BYTE, SMALL, WORTH, Axes, principal_axes
+from krnet.recorders.pca import EXACT, FINEST, NUMBERS_PER_BYTE, SMALL, WORTH, Axes, principal_axes
 from krnet.samples import Samples
 from krnet.sizing import map_shape
 from krnet.training import Outcome
@@ -59,6 +60,8 @@ WIDTHS = (128, 64, 32, 16, 8, 0)
 ALMOST = 0.985  # of the bytes that codes and axes may take: what the step aims at
 SPEED = 0.2  # by which the step follows the bits, at each update
 SETTLED = 0.2  # of the learning rate: from there on the step stays
+KEPT_AXIS = 0.8  # steps of standard deviation from which an axis is kept, where error and size are best together
+GAIN = 1.2, 0.4  # e**0.4 times 1.2 of the error of principal components of the same bytes is left, where it is e
 ZONES = 40  # widths of the dead zone that are tried to keep to the bytes
 WHOLE = CodedConfig(step=1.0, centroid=0.0, block_size=MAX_BLOCK)
 
@@ -164,13 +167,16 @@ class CompactFit(NetworkFit):
     net: CompactNet
 
     def __init__(self, job: Job, config: CompactConfig, axes: Axes):
-        self.config, self.axes = config, axes
         k, device = config.components, job.device
         self.spread, self.finest = axis_spread(axes, k)
-        self.step_size = torch.tensor(config.step, device=device)
         self.codes = torch.empty(len(job.source), k, device=device)
         for ids in torch.arange(len(job.source)).split(4096):
             self.codes[ids.to(device)] = (normalised(job, ids).flatten(1) - axes.mean) @ axes.axes[:k].T
+        # Finer ones have more values than the coder's tables take.
+        self.least_step = float(self.codes.abs().max()) / FINEST
+        step = config.step if config.most_bytes is None else max(config.step, self.least_step)
+        self.config, self.axes = replace(config, step=step), axes
+        self.step_size = torch.tensor(step, device=device)
         self.rate = torch.zeros((), device=device)
         self.wanted: Tensor | None = None
         super().__init__(job, self._start)
@@ -247,7 +253,7 @@ class CompactFit(NetworkFit):
         self.codes.index_copy_(0, ids, self.chosen - self.rate * move)
         if self.wanted is not None:
             excess = (self.taken.detach() / self.wanted - 1).clamp(-0.5, 0.5)
-            self.step_size.mul_((SPEED * excess * (self.rate > SETTLED)).exp())
+            self.step_size.mul_((SPEED * excess * (self.rate > SETTLED)).exp()).clamp_(min=self.least_step)
 
     def _set_rates(self, share: float) -> None:
         super()._set_rates(share)
@@ -263,6 +269,8 @@ class CompactFit(NetworkFit):
 
     @torch.no_grad()
     def content(self, outcome: Outcome) -> Content:
+        if self.wanted is not None:  # codes may have become wider
+            self.step_size.clamp_(min=float(self.codes.abs().max()) / FINEST)
         refine = pack(dict(self.net.refine.named_parameters()), self.plan) if self.config.c1 else {}
         tensors = {f"{NET}{name}": value for name, value in refine.items()}
         axes, _ = self.numbers(self.net.axes, self.config)
@@ -355,9 +363,34 @@ def for_budget(job: Job, budget: int) -> dict[str, Any]:
     return asdict(network(float(f"{finest(best):.5g}"), best, c1))
 
 
+def likely_bytes(job: Job, target_r2: float) -> tuple[float, float]:
+    """About the bytes that reach an R2: those of principal components with a larger error. And how many are fixed."""
+    axes, num_values = learned(job), math.prod(job.source.shape)
+    std, error = axes.std.double(), max(1 - target_r2, 1e-6)
+    allowed = error / min(1.0, GAIN[0] * error ** GAIN[1]) * job.stats.variance * num_values
+
+    def kept(step: float) -> int:
+        return max(1, int((std > KEPT_AXIS * step).sum()))
+
+    low, high = math.log(1e-5), math.log(2 * math.sqrt(num_values) + 1)
+    while high - low > 1e-3:
+        step = math.exp((low + high) / 2)
+        rounding = kept(step) * step**2 / 12 * (1 + num_values / len(job.source))
+        enough = rounding + float(std[kept(step) :].square().sum()) <= allowed
+        low, high = (math.log(step), high) if enough else (low, math.log(step))
+    config = CompactConfig(step=math.exp(low), components=kept(math.exp(low)), c1=0)
+    return size_bytes(job, config, axes) / (1 - KEPT_SHARE), fixed_bytes(job, config)
+
+
 def learned(job: Job) -> Axes:
-    with parallel.exact(), torch.inference_mode():
-        return principal_axes(job, job.settings.get("components"))
+    """Once for the same features: a search fits them several times."""
+    components = job.settings.get("components") if math.prod(job.source.shape) > EXACT else None
+    key = ("compact", str(job.device), job.fit.seed, components)
+    if LEARNED.get(job.source, (None, None))[0] != key:
+        with parallel.exact(), torch.inference_mode():
+            LEARNED[job.source] = key, principal_axes(job, components)
+    found: Axes = LEARNED[job.source][1]
+    return found
 
 
 # ------------------------------------------------------------------ a recorder's two halves

@@ -156,8 +156,7 @@ class KRNetRecorder(Recorder):
         """A compact network; the paper's, with weights of few bits, where the caller asks for something of it."""
         if job.start is not None:
             return {}  # a network that starts from another has its sizes
-        of_paper = job.preset is not None or bool(set(job.settings) & (NETWORK_NAMES - COMPACT_NAMES))
-        if job.settings.get("network", "paper" if of_paper else "compact") == "compact":
+        if not self.stops_at_target(job.preset, job.start, job.settings):
             return compact.for_budget(job, budget)
         network = {"bits": CHEAP_BITS, "last_norm": job.fit.schedule == "paper", **job.settings}
         network.pop("network", None)
@@ -177,6 +176,14 @@ class KRNetRecorder(Recorder):
                 start = found
                 found = fitting(lambda n: replace(start, d0=8 * n), start.d0 // 8, start.d0 // 4)
         return {name: value for name, value in asdict(found).items() if name in NETWORK_NAMES}
+
+    def stops_at_target(self, preset: str | None, start: object, settings: Mapping[str, Any]) -> bool:
+        """Where it is the paper's network: named, started from, or asked for by a setting that only it has."""
+        of_paper = preset is not None or start is not None or bool(set(settings) & (NETWORK_NAMES - COMPACT_NAMES))
+        return settings.get("network", "paper" if of_paper else "compact") != "compact"
+
+    def likely_bytes(self, job: Job, target_r2: float) -> tuple[float, float]:
+        return compact.likely_bytes(job, target_r2)
 
     def size_bytes(self, job: Job, config: NetworkConfig) -> int:
         """Most that a file of these settings takes."""
