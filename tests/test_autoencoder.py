@@ -266,21 +266,21 @@ def test_features_of_any_shape_and_type_are_recorded(shape, tmp_path):
 def test_constant_channels_come_back_exactly():
     features = torch.randn(50, 2, 3, 3)
     features[:, 1] = -3.5
-    found = krnet.record(features, **TINY | {"iterations": 2, "code_bits": 4})[:]
+    found = krnet.record(features, **TINY | {"iterations": 2, "code_bits": 4})[:].cpu()
     assert torch.equal(found[:, 1], features[:, 1])
     constant = torch.full((9, 3, 2, 2), 2.5)
-    assert torch.equal(krnet.record(constant, **TINY | {"iterations": 2, "code_bits": 4})[:], constant)
+    assert torch.equal(krnet.record(constant, **TINY | {"iterations": 2, "code_bits": 4})[:].cpu(), constant)
 
 
 def test_numbers_are_told_apart_by_more_than_their_sign():
     features = torch.linspace(-2, 3, 60)
-    found = krnet.record(features, **TINY | {"iterations": 100, "code_width": 8})[:]
+    found = krnet.record(features, **TINY | {"iterations": 100, "code_width": 8})[:].cpu()
     assert torch.corrcoef(torch.stack([found, features]))[0, 1] > 0.95
 
 
 def test_signed_maps_keep_their_own_amplitude():
     features, amplitude = signed_maps(60, (2, 6, 6))
-    replayed = krnet.record(features, **TINY | {"iterations": 150, "code_width": 16})[:]
+    replayed = krnet.record(features, **TINY | {"iterations": 150, "code_width": 16})[:].cpu()
     spread = replayed.std((1, 2, 3))
     assert torch.corrcoef(torch.stack([spread, amplitude]))[0, 1] > 0.9
 

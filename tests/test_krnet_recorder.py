@@ -21,6 +21,7 @@ from krnet.config import FitConfig
 from krnet.embedding import GroupTable
 from krnet.errors import NonFiniteLossError, ResumeError
 from krnet.features import open_features
+from krnet.heads import read_head
 from krnet.metrics import Fidelity, fidelity
 from krnet.recorders._fitting import TARGET_EVERY, learning_rate
 from krnet.recorders.base import Job
@@ -222,6 +223,16 @@ def test_l_kr2_brings_replays_nearer_as_the_head_sees_them_and_leaves_the_caller
     assert all(torch.equal(tensor, before[name]) for name, tensor in head.state_dict().items())
     assert torch.equal(head.last.weight.grad, torch.ones_like(head.last.weight)) and head.norm.weight.grad is None
     assert [name for name, p in head.named_parameters() if not p.requires_grad] == ["last.bias"]
+
+
+@pytest.mark.parametrize("options", [TINY, {"network": "compact"}], ids=["paper", "compact"])
+def test_a_head_may_be_scripted(tmp_path, options):
+    torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(60, 7))).save(tmp_path / "head.pt")
+    head = read_head(tmp_path / "head.pt", torch.device("cpu")).trainable
+    features = torch.randn(20, 3, 4, 5)
+    assert (
+        krnet.record(features, head=head, gamma=1e-3, iterations=3, device="cpu", **options).info()["iterations"] == 3
+    )
 
 
 def test_a_head_of_any_precision_may_be_checkpointed(tmp_path):

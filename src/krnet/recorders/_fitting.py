@@ -119,7 +119,8 @@ class NetworkFit(ABC):
         # A frozen copy: the caller's module keeps its mode and its gradients.
         self.head = None
         if job.head is not None:
-            self.head = copy.deepcopy(job.head).to(self.device).eval().requires_grad_(False)
+            with torch.no_grad():  # copies of TorchScript's parameters would remember where they come from
+                self.head = copy.deepcopy(job.head).to(self.device).eval().requires_grad_(False)
         self.seen = self._seen()
         self.sample_shape = job.source.shape or (1,)
         self.fused = job.fit.compile

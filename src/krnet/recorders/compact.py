@@ -277,6 +277,7 @@ class CompactFit(NetworkFit):
         tensors |= encode(*axes, survey(*axes)).tensors(AXES)
         tensors |= {"mean": self.net.mean.half(), "scale": self.scale[:, 0].half(), "unit": self.net.unit.clone()}
         tensors |= {"low": self.job.stats.low, "high": self.job.stats.high}
+        tensors = {name: tensor.cpu() for name, tensor in tensors.items()}
         for attempt in range(ZONES):
             # Numbers that hardly left zero go back there, until the file is as small as it has to be.
             dead_zone = min(1.0, self.config.dead_zone + attempt / 80)
