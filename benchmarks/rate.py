@@ -2,15 +2,15 @@
 
     runs/base/{features,labels}.npy, network.safetensors -> head.pt -> krnet.rate.bench -> DIR/rate.json -> ledger
 
-Points that DIR held already are not appended again. --measured records with the fixed settings that our anchors were
-measured with, instead of at budgets: steps of a plain quantiser, of a transform, numbers of principal components.
+A row is appended as soon as its point is made; points that DIR held already have theirs. --measured records with the
+fixed settings that our anchors were measured with, instead of at budgets: steps of a plain quantiser, of a transform,
+numbers of principal components, bytes of a position.
 
     python benchmarks/rate.py runs/base -o runs/rate --budgets 1.3MB,3.3MB,6.5MB,12.3MB,24MB
     python benchmarks/rate.py runs/base -o runs/rate-measured --measured
 """
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
@@ -28,6 +28,7 @@ MEASURED = [
     *(f"transform:step={step}:{PLAIN}" for step in (0.18, 0.25, 0.35, 0.5)),
     # Steps at which so many components reach what they reach with 8 bits.
     *(f"pca:components={k}:step={step}" for k, step in ((512, 0.19), (256, 0.26), (128, 0.31), (64, 0.36))),
+    *(f"pq:parts={parts}:bits=8:rotations=0" for parts in (16, 8, 4, 2)),
 ]  # fmt: skip
 
 
@@ -56,28 +57,27 @@ def main():
     args = parser.parse_args()
     ledger.commit()  # of the code that runs, not of what it has become by the end
 
-    before = args.out / rate.RATE
-    known = json.loads(before.read_text())["points"] if before.exists() else []
+    common = {"iterations": args.iterations, "time_budget": args.time_budget}
     started = time.perf_counter()
+
+    def made(point):
+        """A row at once: what comes after it may take long, or be stopped."""
+        names = ("recorder", "settings", "budget", "given", "versions", "device", "file", "num_samples")
+        metrics = {name: value for name, value in point.items() if name not in names} | {"device": point["device"]}
+        settings = {name: point[name] for name in ("recorder", "budget", "num_samples")} | common | point["settings"]
+        ledger.append("rate", settings=settings, metrics=metrics, seconds=point["seconds"], seed=0,
+                      class_order="lucir1993", files=[args.out / point["file"]])  # fmt: skip
+
     recorders = MEASURED if args.measured else args.recorders.split(",") if args.recorders else None
     found = rate.bench(
         args.base / "features.npy", args.base / "labels.npy", out=args.out,
         head=write_head(args.base, args.out / "head.pt"), recorders=recorders,
         budgets=["1GB"] if args.measured else budget.parse_sizes(args.budgets),
-        iterations=args.iterations, time_budget=args.time_budget, device=args.device,
+        iterations=args.iterations, time_budget=args.time_budget, device=args.device, made=made,
         say=lambda text: print(text, file=sys.stderr, flush=True),
     )  # fmt: skip
-    common = {name: found[name] for name in ("num_samples", "iterations", "time_budget")}
-    for point in (point for point in found["points"] if point not in known):
-        names = ("recorder", "settings", "budget", "given", "versions", "device", "file")
-        metrics = {name: value for name, value in point.items() if name not in names}
-        settings = {name: point[name] for name in ("recorder", "budget")} | common | point["settings"]
-        metrics |= {"real_accuracy": found["real_accuracy"], "device": point["device"]}
-        ledger.append("rate", settings=settings, metrics=metrics, seconds=point["seconds"], seed=0,
-                      class_order="lucir1993", files=[args.out / point["file"]])  # fmt: skip
     for failed in found["errors"]:
-        outcome = failed["error"]
-        seconds = time.perf_counter() - started
+        seconds, outcome = time.perf_counter() - started, failed["error"]
         ledger.append("rate", settings=common | failed, metrics={}, seconds=seconds, seed=0, outcome=outcome)
     rate.show(found)
 

@@ -86,8 +86,10 @@ class Bench:
     """Of every recorder that has such."""
     pictures: Pictures | None
 
-    def point(self, series: Series, budget: int, watch: Callable[[Status, float], None] | None) -> dict[str, Any]:
-        """From its file if that was made before with the same settings, else made now."""
+    def point(
+        self, series: Series, budget: int, watch: Callable[[Status, float], None] | None
+    ) -> tuple[dict[str, Any], bool]:
+        """From its file if that was made before with the same settings, else made now; and which of the two."""
         stem = f"{series.name}-{budget}".replace("/", "_").replace(":", "_")
         path = self.folder / POINTS / f"{stem}.krn"
         kept_at = path.with_suffix(".json")
@@ -121,11 +123,11 @@ class Bench:
                 **self.options | own | series.settings,
             )  # fmt: skip
             kept = {"fitted_with": fitted, "checksum": made.fingerprint, "seconds": time.perf_counter() - started}
-        if kept.get("scored_with") != scored:
+        new = kept.get("scored_with") != scored
+        if new:
             kept |= {"scored_with": scored, "point": self.score(series, budget, path, kept["seconds"])}
             _write_json(kept_at, kept)
-        found: dict[str, Any] = kept["point"]
-        return found
+        return kept["point"], new
 
     def score(self, series: Series, budget: int, path: Path, seconds: float) -> dict[str, Any]:
         """What a file gives back, and what it takes."""
@@ -210,6 +212,7 @@ def bench(
     settings: Mapping[str, Any] | None = None,
     say: Callable[[str], None] = lambda text: None,
     watch: Callable[[Status, float], None] | None = None,
+    made: Callable[[dict[str, Any]], None] = lambda point: None,
 ) -> dict[str, Any]:
     """Every recorder at every budget; writes DIR/rate.json, which is returned, DIR/rate.png and DIR/points.
 
@@ -218,6 +221,7 @@ def bench(
     images, trunk  what the features were made of, and by which module: for recorder images
     settings   of every recorder that has them, such as mean and std
     iterations, time_budget  of each fit, where a recorder has such
+    made       called with each point that was not there before, as soon as it is; num_samples and real_accuracy too
     """
     all_series = [
         Series.parse(text)
@@ -263,13 +267,15 @@ def bench(
                 found.append({**smallest, "budget": budget})
                 continue
             try:
-                point = common.point(series, budget, watch)
+                point, new = common.point(series, budget, watch)
             except Exception as error:  # of one recorder: the others go on
                 text = f"{type(error).__name__}: {error}"
                 result["errors"].append({"recorder": series.name, "budget": budget, "error": text})
                 say(f"{count} {series.name} failed: {text}")
                 continue
             found.append(point)
+            if new:
+                made({**point, "num_samples": len(source), "real_accuracy": real_accuracy})
             smallest = point if point["over_budget"] else None
         result["points"] += reversed(found)
         _write_json(folder / RATE, result)

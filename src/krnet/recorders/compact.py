@@ -236,9 +236,10 @@ class CompactFit(NetworkFit):
     def _losses(self, ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         self.chosen = self.codes.index_select(0, ids).requires_grad_()
         first, total = super()._losses(ids, values)
-        self.taken = self.bits(self.chosen, self.net.axes)
+        taken = self.bits(self.chosen, self.net.axes)
+        self.taken = taken.detach()
         # A bit more leaves a quarter of the error of rounding: what it is worth, it costs.
-        return first, total + (2 * math.log(2) / 12) * self.step_size.square() * self.taken
+        return first, total + (2 * math.log(2) / 12) * self.step_size.square() * taken
 
     @torch.no_grad()
     def moved(self, ids: Tensor) -> None:
@@ -252,7 +253,7 @@ class CompactFit(NetworkFit):
         move = (0.5 * CODE_RATE * downhill).clamp(-self.step_size, self.step_size)
         self.codes.index_copy_(0, ids, self.chosen - self.rate * move)
         if self.wanted is not None:
-            excess = (self.taken.detach() / self.wanted - 1).clamp(-0.5, 0.5)
+            excess = (self.taken / self.wanted - 1).clamp(-0.5, 0.5)
             self.step_size.mul_((SPEED * excess * (self.rate > SETTLED)).exp()).clamp_(min=self.least_step)
 
     def _set_rates(self, share: float) -> None:
