@@ -133,8 +133,8 @@ def test_few_bits_make_a_far_smaller_file_and_hardly_a_worse_one(maps, tmp_path)
     assert few.info()["r2"] > whole.info()["r2"] - 0.05
 
 
-def test_training_for_few_bits_beats_rounding_afterwards(maps, tmp_path):
-    features, labels = maps
+def test_training_for_few_bits_beats_rounding_afterwards():
+    features, labels = relu_maps(96, (8, 6, 6))
     options = {"iterations": 400, "device": "cpu", "c0": 16, "d0": 64, "c1": 16, "group_size": 32}
     trained = api.record(features, labels, bits=2.0, **options)
     whole = api.record(features, labels, **options)
@@ -142,7 +142,7 @@ def test_training_for_few_bits_beats_rounding_afterwards(maps, tmp_path):
     config = from_dict(NetworkConfig, {k: v for k, v in whole.settings.items() if k != "groups"} | {"bits": 2.0})
     net.load_state_dict(rounded(dict(net.named_parameters()), rounding(net, config)))
     error, later = ((replays.replay(torch.arange(96)) - features).square().mean() for replays in (trained, whole))
-    assert error < 0.95 * later
+    assert error < 0.7 * later
 
 
 @pytest.mark.parametrize("code", [0, 6])

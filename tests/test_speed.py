@@ -54,7 +54,7 @@ def test_bench_speed_reports_steps_floors_replay_and_time_to_target(tmp_path):
     ran = CliRunner().invoke(app, [*arguments, "--device", "cpu", "--json", "--quiet"])
     assert ran.exit_code == 0, ran.output
     found = json.loads(ran.stdout)
-    assert set(found["steps"]) == {"adam", "muon"}
+    assert set(found["steps"]) == {"adam", "muon", "muon 4 bits"}
     for step in found["steps"].values():
         assert step["milliseconds"] / step["floor_milliseconds"] == pytest.approx(step["times_floor"])
         assert 0 < step["floor_milliseconds"] < math.inf

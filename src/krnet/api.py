@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from krnet import archive
 from krnet.budget import parse_size, say_size, smallest_reaching
-from krnet.config import PAPER_FITS, FitConfig, check_choice, check_range, from_dict, unknown_setting
+from krnet.config import PAPER_FITS, FitConfig, check_choice, check_int, check_range, from_dict, unknown_setting
 from krnet.errors import (
     BudgetError,
     FeatureError,
@@ -66,6 +66,7 @@ def record(
     target_r2: float | None = None,
     time_budget: float | None = None,
     budget: int | str | None = None,
+    room: int | None = None,
     resume: bool = False,
     out: AnyPath | None = None,
     seed: int = 0,
@@ -82,13 +83,16 @@ def record(
     features   tensor, array, memmap, path (.npy .npz .safetensors .h5 .zarr) or anything with len() and [i]
     labels     one integer a sample; samples of a class then share their group vectors
     budget     most bytes of the file, as 12_000_000 or "12MB" (MB = 10^6): the best recording of at most that size
+    room       samples that the file is to hold when it has grown (see start): the budget is for all of them
     target_r2  the smallest file that reaches it, found by a few whole fits (each of `iterations` or `time_budget`);
                of krnet with a size given (preset, start, network="paper", d0, c0, ...): where the fit of it stops
     out        file to write; by default a temporary one that lives as long as the Recording
     resume     go on from a checkpoint beside `out`; a finished file is returned at once. A search for target_r2 keeps
                no checkpoint and starts anew
     head       a frozen module to see the features through (L_kr2, weight `gamma`)
-    start      an earlier recording to start from: its samples need not be learnt anew
+    start      an earlier recording to start from, whose samples come first: they need not be learnt anew. A recorder
+               that grows (compact krnet, pca, quantized, transform, pq) leaves them as they are; images encodes anew
+               only what a budget wants smaller
     key        which array of a file that holds several
     watch      called with (Status, R2 of the latest batches) while fitting; the Status of a search says which fit
     over_budget  where the budget cannot be kept, write the smallest file instead of refusing
@@ -116,6 +120,14 @@ def record(
                 f"size, or the smallest that is good enough. Leave one out"
             )
 
+    if room is not None:
+        check_int("room", room, 1)
+        if limit is None or not chosen.grows:
+            raise InputError(
+                f"room is {room}, which says what a budget is for where a recording is to grow; "
+                + (f"recorder {chosen.name} does not" if limit is not None else "there is no budget")
+                + ". Leave room out"
+            )
     keep, path = _destination(out)
     inputs = [item for item in (features, labels, settings.get("images")) if isinstance(item, str | os.PathLike)]
     refuse_overwriting([path], inputs)
@@ -135,6 +147,7 @@ def record(
         settings=own,
         head=head,
         start=open(start) if isinstance(start, str | os.PathLike) else start,
+        room=room,
         checkpoint=None if out is None else _checkpoint_path(path),
         resume=resume,
         watch=watch,

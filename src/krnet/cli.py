@@ -157,6 +157,14 @@ def record(
             show_default="none",
         ),
     ] = None,
+    room: Annotated[
+        int | None,
+        typer.Option(
+            metavar="SAMPLES",
+            help="Samples that the file is to hold when it has grown by --start: the budget is for all of them.",
+            show_default="those there are",
+        ),
+    ] = None,
     target_r2: Annotated[float | None, fit_option("target_r2", "none")] = None,
     time_budget: Annotated[
         Any, fit_option("time_budget", "none", parser=typed.parse_duration, metavar="SECONDS|10m|1h30m")
@@ -174,7 +182,12 @@ def record(
     ] = False,
     start: Annotated[
         Path | None,
-        typer.Option(metavar="OLD.krn", help="Start from an earlier recording of fewer samples.", show_default="none"),
+        typer.Option(
+            metavar="OLD.krn",
+            help="Start from an earlier recording, of the first of these samples; a compact krnet, pca, quantized, "
+            "transform or pq leaves those as they are.",
+            show_default="none",
+        ),
     ] = None,
     recorder: Annotated[str, typer.Option(help="Way to store the features.")] = "krnet",
     images: Images = None,
@@ -223,7 +236,7 @@ def record(
             display.phase("reading the features")
             recording = api.record(
                 features, labels, recorder=recorder, preset=preset, resume=resume, out=out, key=key,
-                start=start, watch=display.fit, budget=budget, **given,
+                start=start, watch=display.fit, budget=budget, room=room, **given,
             )  # fmt: skip
     except KeyboardInterrupt:
         if _changed(checkpoint) not in (None, before):

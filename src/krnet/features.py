@@ -89,6 +89,16 @@ class FeatureSource:
             self._fill(out, ids)
         return out
 
+    def behind(self, first: int) -> "FeatureSource":
+        """The samples from this one on."""
+        return FeatureSource(
+            self.name,
+            (len(self) - first, *self.shape),
+            str(self.dtype).removeprefix("torch."),
+            lambda out, ids: self._fill(out, ids + first),
+            None if self.resident is None else self.resident[first:],
+        )
+
 
 def _check_spec(name: str, full_shape: Sequence[int], dtype: str) -> None:
     if dtype not in DTYPES:

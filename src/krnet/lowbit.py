@@ -27,7 +27,8 @@ from krnet.quantize import MAX_ALPHABET, RESTORE, Tables
 LEAST_SCALE = 2.0**-14  # the smallest normal fp16
 NORMAL_BITS = math.log2(math.sqrt(2 * math.pi * math.e))  # of a normal variable, rounded to multiples of its deviation
 TABLES = {"first": torch.int16, "sizes": torch.uint16, "weights": torch.uint16}
-NUM_TENSORS = 6  # that `pack` makes
+PACKED_TENSORS = ("stream", *TABLES, "scales", "rest")
+NUM_TENSORS = len(PACKED_TENSORS)
 TABLE_BYTES = 300  # of a table of frequencies, at most
 SMALL = 1 << 24  # values that a file may claim whatever its size
 VALUES_PER_BYTE = 1 << 10

@@ -151,6 +151,19 @@ class Tables:
         sizes = self.sizes.astype(np.int64)
         return np.cumsum(sizes) - sizes
 
+    @property
+    def radius(self) -> int:
+        """Of the symbol furthest from 0."""
+        first = self.first.astype(np.int64)
+        return int(np.abs([first, first + self.sizes - 1]).max())
+
+    def spread(self, values: np.ndarray, radius: int) -> np.ndarray:
+        """values (sum of sizes,), one a symbol -> (T, 2 radius + 1): of -radius .. radius, 0 where a table ends."""
+        found = np.zeros((len(self.sizes), 2 * radius + 1), values.dtype)
+        for row, start, first, size in zip(found, self.starts, self.first.astype(np.int64), self.sizes.tolist()):
+            row[first + radius : first + radius + size] = values[start : start + size]
+        return found
+
     def model(self, table: int) -> Any | None:
         """The coder's model of a table; None where there is nothing to code."""
         import constriction

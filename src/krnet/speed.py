@@ -108,6 +108,16 @@ def ceilings(device: torch.device) -> dict[str, float]:
     return {"flops_per_second": 2 * size**3 / product_s, "bytes_per_second": 2 * source.nbytes / copy_s}
 
 
+STEPS = {
+    "adam": ("paper", None),
+    "adam plain": ("paper", None),
+    "muon": ("fast", None),
+    "muon plain": ("fast", None),
+    "muon 4 bits": ("fast", 4.0),
+}
+"""Steps that are timed: schedule, and bits of a weight that it is trained for."""
+
+
 def bench(
     features: Any = None,
     labels: Any = None,
@@ -134,35 +144,34 @@ def bench(
     limits = ceilings(where)
     result: dict[str, Any] = {"device": ledger.device_name(), "preset": preset, **limits, "steps": {}}
     fits: dict[str, KRNetFit] = {}
-    for schedule in ("paper", "fast"):
-        for eager in (False, True):  # in this order: what cuDNN chose for the plain version it would keep for the other
-            name = f"{'adam' if schedule == 'paper' else 'muon'}{' plain' if eager else ''}"
-            if eager and where.type == "cpu":
-                continue  # there the plain version is the only one
-            say(f"step: {name}")
-            fit = FitConfig(schedule=schedule, device=str(where), compile=not eager, **settings)
-            job = Job(source, samples, stats, fit, where, preset=preset)
-            started = time.perf_counter()
-            config = KRNetRecorder().config(job)
-            table = GroupTable.build(len(source), samples.labels, config.group_size)
-            trainee = fits[name] = KRNetFit(job, config, table)
-            trainee.step(0, 0.5)
-            parallel.synchronise(where)
-            ready_s = time.perf_counter() - started
-            iteration = iter(range(1, 1 << 30))
-            step_s = timed(partial(next_step, trainee, iteration), where, 2.0)
-            work = step_work(config, table.num_groups, batch_size(job), 2 if where.type == "cuda" else 4)
-            floor_s = work.floor_s(limits)
-            result["steps"][name] = {
-                "milliseconds": 1e3 * step_s,
-                "floor_milliseconds": 1e3 * floor_s,
-                "times_floor": step_s / floor_s,
-                "ready_seconds": ready_s,
-                "batch_size": batch_size(job),
-                "flops": work.flops,
-                "bytes": work.bytes,
-            }
-            trainee.feed.close()
+    # The plain version after the other: what cuDNN chose for it, it would keep.
+    for name, (schedule, bits) in STEPS.items():
+        if name.endswith("plain") and where.type == "cpu":
+            continue  # there the plain version is the only one
+        say(f"step: {name}")
+        fit = FitConfig(schedule=schedule, device=str(where), compile=not name.endswith("plain"), **settings)
+        job = Job(source, samples, stats, fit, where, preset=preset, settings={} if bits is None else {"bits": bits})
+        started = time.perf_counter()
+        config = KRNetRecorder().config(job)
+        table = GroupTable.build(len(source), samples.labels, config.group_size)
+        trainee = fits[name] = KRNetFit(job, config, table)
+        trainee.step(0, 0.5)
+        parallel.synchronise(where)
+        ready_s = time.perf_counter() - started
+        iteration = iter(range(1, 1 << 30))
+        step_s = timed(partial(next_step, trainee, iteration), where, 2.0)
+        work = step_work(config, table.num_groups, batch_size(job), 2 if where.type == "cuda" else 4)
+        floor_s = work.floor_s(limits)
+        result["steps"][name] = {
+            "milliseconds": 1e3 * step_s,
+            "floor_milliseconds": 1e3 * floor_s,
+            "times_floor": step_s / floor_s,
+            "ready_seconds": ready_s,
+            "batch_size": batch_size(job),
+            "flops": work.flops,
+            "bytes": work.bytes,
+        }
+        trainee.feed.close()
     trainee = fits["muon"]
     if where.type == "cuda":
         say("step: features streamed from disk")

@@ -11,6 +11,9 @@ schedule for the recorder, its iterations in proportion to the samples recorded,
 (`warm_start`); batches hold old and new samples in fixed proportion to their numbers. Where the paper is silent
 (augmentation of the new features, mirrored replays, the divisor of L_aux): docs/choices.md.
 
+Under a budget the recorder is a compact KRNet, which grows instead: one file for all tasks, whose old samples stay as
+they are, as do those of pca, quantized, transform and pq. It is planned for the samples of all tasks.
+
 Any recorder may stand in for KRNet. One of them, `images`, is a rival that breaks KRIL's promise for comparison's sake:
 it keeps all old images, compressed, and replays them through F1.
 """
@@ -230,7 +233,7 @@ class Kril(Learner):
         new = NewFeatures(self.trunk, self.context.train, ids, labels, self.config.new_features, self)
         yield self.f2_work(replays, old_labels, new)
         # The next recorder learns from the last one's replays; with two, the base task's stays as it is.
-        skip = 0 if self.config.single else self.context.num_seen(0)
+        skip = 0 if self.one_file else self.context.num_seen(0)
         kept = old_labels >= skip
         features = torch.cat([replays[kept.to(replays.device)], new.plain])
         yield self._recording(task, features, torch.cat([old_labels[kept], labels]), self._base_labels())
@@ -269,21 +272,36 @@ class Kril(Learner):
     def _base_labels(self) -> Tensor:
         return self.context.train_labels[self.context.task_ids(0)]
 
+    @property
+    def grows(self) -> bool:
+        """The recording leaves samples that it holds as they are, and takes up new ones: one serves all tasks."""
+        c = self.config
+        return choose(c.recorder).grows and (c.recorder != "krnet" or c.budget is not None)
+
+    @property
+    def one_file(self) -> bool:
+        return self.config.single or self.grows
+
     def _recording(self, task: int, features: Tensor, labels: Tensor, base_labels: Tensor) -> RecorderFit:
         c = self.config
         by_class = labels.argsort(stable=True)  # labels then need no bytes of their own
         features, labels = features[by_class.to(features.device)], labels[by_class]
         options: dict[str, Any] = {"recorder": c.recorder, "seed": self.context.seed_for(task, 3), **c.own_settings()}
         # Whose samples, in the same order, are the first of this one's.
-        earlier = self._files(task - 1)[-1] if task > (0 if c.single else 1) else None
+        earlier = self._files(task - 1)[-1] if task > (0 if self.one_file else 1) else None
         if c.budget is not None:
             options["budget"] = self._budget(task)
         if choose(c.recorder).takes_trunk:
-            options |= {**self._images(task), "start": earlier}
+            options |= self._images(task)
+        if self.grows or choose(c.recorder).takes_trunk:
+            options["start"] = earlier
+        if self.grows and c.budget is not None and task == 0:
+            options["room"] = sum(self._counts())
         if c.recorder == "krnet":
             iterations = c.recorder_iterations or SCHEDULES[c.recorder_schedule]
             if c.scaled:
-                iterations = max(1, round(iterations * min(1.0, len(labels) / len(base_labels))))
+                learned = self._counts()[task] if self.grows else len(labels)
+                iterations = max(1, round(iterations * min(1.0, learned / len(base_labels))))
             options |= {"iterations": iterations, "schedule": c.recorder_schedule, "gamma": c.gamma}
             preset = PRESET_SHAPES.get(tuple(features.shape[1:])) if c.budget is None else None
             options |= {"preset": preset, "head": self.tail if c.kr2 else None}
@@ -301,25 +319,31 @@ class Kril(Learner):
 
     # ------------------------------------------------------------------ recordings
 
-    def _budget(self, task: int) -> int:
-        """What a recording may take: the base task's its share by samples, the later one all the rest from the start.
+    def _counts(self) -> list[int]:
+        """Samples of each task."""
+        return [len(self.context.task_ids(task)) for task in range(self.context.split.num_tasks)]
 
-        The fewer samples there are so far, the better they are kept: what is learned from replays again and again
-        is worth it.
+    def _budget(self, task: int) -> int:
+        """What a recording may take after a task.
+
+        One that grows is planned for the samples of all tasks, and those of a task get their share of what is left.
+        Of two that do not, the base task's gets its share, the later one all the rest from the start: what is learned
+        from replays again and again is worth it.
         """
         assert self.config.budget is not None
+        budget, counts = self.config.budget, self._counts()
+        if self.grows:
+            held = self._files(task - 1)[-1].stat().st_size if task > 0 else 0
+            return budget if task == 0 else held + (budget - held) * counts[task] // sum(counts[task:])
         if self.config.single:
-            return self.config.budget
-        counts = [len(self.context.task_ids(t)) for t in range(self.context.split.num_tasks)]
-        if task == 0:
-            return self.config.budget * counts[0] // sum(counts)
-        return self.config.budget - self._files(0)[0].stat().st_size
+            return budget
+        return budget * counts[0] // sum(counts) if task == 0 else budget - self._files(0)[0].stat().st_size
 
     def _files(self, task: int) -> list[Path]:
         """Recordings that hold all samples up to and including a task."""
         folder = self.context.folder
-        if self.config.single or task == 0:
-            return [folder / (f"recording-{task}.krn" if self.config.single else "base.krn")]
+        if self.one_file or task == 0:
+            return [folder / (f"recording-{task}.krn" if self.one_file else "base.krn")]
         return [folder / "base.krn", folder / f"later-{task}.krn"]
 
     def _forget_older_files(self, task: int) -> None:

@@ -9,13 +9,16 @@ middle of their bin and the centroid of what fell into it.
 
 from __future__ import annotations
 
+import json
 import math
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar
+from functools import cached_property
+from itertools import chain
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -41,6 +44,9 @@ from krnet.recorders.base import Content, Job, Recorder, Replayer, TensorStore, 
 from krnet.samples import Samples
 from krnet.scan import denormalise, normalise
 
+if TYPE_CHECKING:
+    from krnet.recorders._growing import CodedGrowth
+
 PREFIX = "coded."
 CHUNK_BYTES = 16 << 20  # of numbers in hand while fitting
 CACHE_BYTES = 2 << 30  # of symbols that a reader keeps once it has decoded them
@@ -58,7 +64,8 @@ class CodedConfig:
     step: float = 1 / 15
     """Width of a quantisation bin; the range of each channel is 1."""
     dead_zone: float = 0.5
-    """Where the bin of zero ends, in steps: 0.5 rounds to the nearest, more sends more numbers to zero."""
+    """Where the bin of zero ends, in steps: 0.5 rounds to the nearest, more sends more numbers to zero.
+    Samples that a recording grows by may have another, also beyond 1."""
     centroid: float = 1.0
     """Where a number is read back: 1 at the centroid of its bin, the least error; 0 at the middle, which keeps more
     of the amplitude, and more of what a classifier reads; below 0 beyond it."""
@@ -103,18 +110,33 @@ class Survey:
     centroids: np.ndarray
     """(symbols of all tables,) int8: mean of the numbers of a symbol, less the symbol, in steps / CENTROID."""
     size_bytes: float
-    """Of tables and streams, to a percent or so."""
+    """Of tables and streams, when all planned rows are there, to a percent or so."""
 
 
-def survey(numbers: Numbers, config: CodedConfig, *, max_rows: int | None = None) -> Survey:
-    """Group the columns, count the symbols; of all rows, or of at most `max_rows` evenly spaced ones."""
-    few = numbers.some(min(SURVEYED, max_rows or SURVEYED))
-    met = [histograms(_symbols(chunk, config)) for chunk in numbers.chunks(few, config.block_size)]
-    column = group_columns(torch.stack(met).sum(0), len(few) / numbers.num_rows)
+def survey(
+    numbers: Numbers,
+    config: CodedConfig,
+    *,
+    max_rows: int | None = None,
+    num_planned: int | None = None,
+    held: CodedNumbers | None = None,
+) -> Survey:
+    """Group the columns, count the symbols; of all rows, or of at most `max_rows` evenly spaced ones.
+
+    num_planned  rows that there are to be in the end, by default those that there are
+    held         rows that come before these and must be read back as they were: their groups and centroids stay
+    """
+    num_held = held.blocks.num_rows if held else 0
+    num_planned = num_planned or num_held + numbers.num_rows
+    if held is None:
+        few = numbers.some(min(SURVEYED, max_rows or SURVEYED))
+        met = [histograms(_symbols(chunk, config)) for chunk in numbers.chunks(few, config.block_size)]
+        column, radius = group_columns(torch.stack(met).sum(0), len(few) / num_planned), 1
+    else:
+        column, radius = held.blocks.tables.column, held.blocks.tables.radius
     num_tables = int(column.max()) + 1
 
     rows = numbers.some(max_rows or numbers.num_rows)
-    radius = 1
     tallies = torch.zeros(2, num_tables, 2 * radius + 1, dtype=torch.float64)  # of symbols, and of their rests
     for chunk in numbers.chunks(rows, config.block_size):
         symbols = _symbols(chunk, config)
@@ -128,17 +150,21 @@ def survey(numbers: Numbers, config: CodedConfig, *, max_rows: int | None = None
         tallies += torch.stack([m.double().view(num_tables, width).cpu() for m in met])
 
     counts, rests = tallies.numpy()
-    used = counts.any(0).nonzero()[0]
+    centroids = np.rint((rests / np.maximum(counts, 1)).clip(-1, 1) * CENTROID)
+    ahead = np.zeros_like(counts)  # of the rows that are held
+    if held is not None:
+        ahead, kept = (held.blocks.tables.spread(values, radius) for values in (held.counts, held.centroids))
+        centroids = np.where(ahead > 0, kept, centroids)
+    used = (ahead + counts).any(0).nonzero()[0]
     if (most := int(used[-1] - used[0]) + 1) > MAX_ALPHABET:
         raise _too_fine(config.step, most)
-    tables = Tables.from_counts(column, counts, -radius)
+    tables = Tables.from_counts(column, ahead + counts, -radius)
     spans = [slice(first + radius, first + radius + size) for first, size in _pairs(tables.first, tables.sizes)]
-    means = [rests[t, span] / np.maximum(counts[t, span], 1) for t, span in enumerate(spans)]
-    centroids = np.concatenate(means).clip(-1, 1)
-    bits = tables.bits(counts, -radius) * numbers.num_rows / len(rows)
-    num_blocks = -(-numbers.num_rows // config.block_size)
+    centroids = np.concatenate([centroids[t, span] for t, span in enumerate(spans)])
+    bits = tables.bits(ahead, -radius) + tables.bits(counts, -radius) * (num_planned - num_held) / len(rows)
+    num_blocks = -(-num_planned // config.block_size)
     size = bits / 8 + 3 * num_blocks + TABLE_BYTES * len(tables.weights) + 4 * num_tables + len(column)
-    return Survey(tables, np.rint(centroids * CENTROID).astype(np.int8), size)
+    return Survey(tables, centroids.astype(np.int8), size)
 
 
 def _pairs(*arrays: np.ndarray) -> Iterator[tuple[int, ...]]:
@@ -159,18 +185,31 @@ def _too_fine(step: float, found: float) -> SettingError:
     )
 
 
-def encode(numbers: Numbers, config: CodedConfig, found: Survey) -> CodedNumbers:
-    tables, streams = found.tables, list[bytes]()
+def encode(numbers: Numbers, config: CodedConfig, found: Survey, held: CodedNumbers | None = None) -> CodedNumbers:
+    """All rows: those that are held already, if any, then these."""
+    tables = found.tables
     lowest = tables.first.astype(np.int32)
     edges = [edge[tables.column] for edge in (lowest, lowest + tables.sizes.astype(np.int32) - 1)]
-    for chunk in numbers.chunks(torch.arange(numbers.num_rows), config.block_size):
-        # A product that rounds otherwise than when it was counted may just miss the last bin of its table.
-        symbols = np.clip(_symbols(chunk, config).cpu().numpy(), *edges)
-        streams += tables.encode(symbols, config.block_size)
+    chunks = numbers.chunks(torch.arange(numbers.num_rows), config.block_size)
+    # A product that rounds otherwise than when it was counted may just miss the last bin of its table.
+    symbols = (np.clip(_symbols(chunk, config).cpu().numpy(), *edges) for chunk in chunks)
+    parts = chain(held.symbols() if held else (), symbols)
+    return CodedNumbers(pack(tables, parts, config.block_size), found.centroids)
+
+
+def pack(tables: Tables, parts: Iterable[np.ndarray], block_size: int) -> Blocks:
+    """Symbols (n, columns), a few rows at a time -> the blocks that a file holds."""
+    streams, num_rows = list[bytes](), 0
+    left = np.empty((0, len(tables.column)), np.int32)  # rows of a block that is not full yet
+    for part in parts:
+        part = np.concatenate([left, part]) if len(left) else part
+        whole = len(part) - len(part) % block_size
+        streams += tables.encode(part[:whole], block_size)
+        left, num_rows = part[whole:], num_rows + whole
+    streams += tables.encode(left, block_size)
     lengths = np.array([len(stream) for stream in streams])
     lengths = lengths.astype(np.uint16 if lengths.max() < 2**16 else np.uint32)
-    stream = np.frombuffer(b"".join(streams), np.uint8)
-    return CodedNumbers(Blocks(tables, stream, lengths, numbers.num_rows, config.block_size), found.centroids)
+    return Blocks(tables, np.frombuffer(b"".join(streams), np.uint8), lengths, num_rows + len(left), block_size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,6 +218,21 @@ class CodedNumbers:
 
     blocks: Blocks
     centroids: np.ndarray
+
+    def symbols(self) -> Iterator[np.ndarray]:
+        """All rows (n, columns) int32, block by block."""
+        tables = self.blocks.tables
+        lowest = tables.first[tables.column].astype(np.int32)
+        yield from (self.blocks.read(block) + lowest for block in range(len(self.blocks.lengths)))
+
+    @cached_property
+    def counts(self) -> np.ndarray:
+        """(symbols of all tables,) int64: how often each is there."""
+        tables, counts = self.blocks.tables, np.zeros(len(self.centroids), np.int64)
+        for block in range(len(self.blocks.lengths)):
+            index = self.blocks.read(block) + tables.starts[tables.column]
+            counts += np.bincount(index.reshape(-1), minlength=len(counts))
+        return counts
 
     def tensors(self, prefix: str) -> dict[str, Tensor]:
         tables = self.blocks.tables
@@ -215,7 +269,7 @@ class Reader:
     """Coded numbers by row. What has been decoded is kept, as symbols, where all of them fit in CACHE_BYTES."""
 
     def __init__(self, coded: CodedNumbers, config: CodedConfig, device: torch.device):
-        self.blocks, self.device = coded.blocks, device
+        self.coded, self.blocks, self.device = coded, coded.blocks, device
         tables = coded.blocks.tables
         symbols = np.concatenate([np.arange(low, low + size) for low, size in _pairs(tables.first, tables.sizes)])
         middles = symbols + np.sign(symbols) * (config.dead_zone - 0.5)
@@ -285,6 +339,7 @@ class CodedRecorder(Recorder):
 
     config_class: ClassVar[type[CodedConfig]]
     fast_is_exact = True
+    grows = True
 
     def learn(self, job: Job, config: Any) -> Any:
         """What the basis is made of, and takes long to find: the same for every step."""
@@ -310,32 +365,43 @@ class CodedRecorder(Recorder):
         return LEARNED[job.source][1]
 
     def fit(self, job: Job) -> Content:
-        for option, given in (("preset", job.preset), ("head", job.head), ("start", job.start)):
-            if given is not None:
-                raise InputError(
-                    f"{option} is given, and recorder {self.name} has no network to use it; leave {option} out"
-                )
+        refuse_network(job, self.name)
+        if job.start is not None:
+            return self._growth(job).fit(job.settings)
         config = from_dict(self.config_class, job.settings)
         started = time.perf_counter()
         with parallel.exact(), torch.inference_mode():
             basis, config = self.basis(job, config, self._learn(job, config))
             numbers = numbers_of(job, basis)
-            coded = encode(numbers, config, survey(numbers, config))
+            coded = encode(numbers, config, survey(numbers, config, num_planned=job.num_planned))
         tensors = {"low": job.stats.low, "high": job.stats.high, **basis.tensors(), **coded.tensors(PREFIX)}
         return Content(tensors=tensors, settings=asdict(config), seconds=time.perf_counter() - started)
 
+    def _growth(self, job: Job) -> CodedGrowth:
+        from krnet.recorders._growing import CodedGrowth  # which is made of what this file has
+
+        return CodedGrowth(job, self)
+
     def size_bytes(self, job: Job, settings: Mapping[str, Any], *, max_rows: int | None = SEARCHED) -> int:
-        """About how large a file `fit` would make, without coding it; from all samples, or from `max_rows` of them."""
+        """About how large a file `fit` would make, without coding it; from all samples, or from `max_rows` of them.
+
+        Like all sizes that a budget is kept with, when it has grown to all samples that are planned.
+        """
         config = from_dict(self.config_class, settings)
         with parallel.exact(), torch.inference_mode():
             numbers, config, own = self.draft(job, config, self._learn(job, config))
-            found = survey(numbers, config, max_rows=max_rows)
+            found = survey(numbers, config, max_rows=max_rows, num_planned=job.num_planned)
         own |= {"low": job.stats.low.nbytes, "high": job.stats.high.nbytes}
-        overhead = overhead_bytes(job, len(CODED_TENSORS) + len(own), asdict(config))
+        overhead = planned_overhead(job, len(CODED_TENSORS) + len(own), asdict(config))
         return round(found.size_bytes) + sum(own.values()) + overhead
 
     def for_budget(self, job: Job, budget: int) -> dict[str, Any]:
-        """The finest step that fits: found from some of the samples, then made sure of by coding all of them."""
+        """The finest step that fits: found from some of the samples, then made sure of by coding all of them.
+
+        A recording that grows keeps its step; new samples may have a wider dead zone.
+        """
+        if job.start is not None:
+            return self._growth(job).for_budget(budget)
         given = dict(job.settings)
         if "step" in given:
             return given
@@ -366,9 +432,7 @@ class CodedRecorder(Recorder):
 
     def _coded_bytes(self, job: Job, settings: Mapping[str, Any]) -> int:
         """Size of the file, as it will be at most."""
-        content = self.fit(replace(job, settings=settings))
-        own = sum(tensor.nbytes for tensor in content.tensors.values())
-        return own + overhead_bytes(job, len(content.tensors), content.settings)
+        return planned_bytes(job, self.fit(replace(job, settings=settings)), PREFIX)
 
     def replay(
         self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device
@@ -382,6 +446,30 @@ class CodedRecorder(Recorder):
         basis = self.restore(samples, config, store, low, high)
         coded = CodedNumbers.load(store, PREFIX, samples.num_samples, basis.num_columns, config.block_size)
         return CodedReplayer(Reader(coded, config, device), basis, samples, low, high)
+
+
+def refuse_network(job: Job, recorder: str) -> None:
+    for option, given in (("preset", job.preset), ("head", job.head)):
+        if given is not None:
+            raise InputError(f"{option} is given, and recorder {recorder} has no network to use it; leave {option} out")
+
+
+def planned_bytes(job: Job, content: Content, prefix: str, held: int = 0) -> int:
+    """Size of a file at most, when it has grown to all planned samples: like those behind the first `held`."""
+    own = sum(tensor.nbytes for tensor in content.tensors.values())
+    lengths, num_samples = content.tensors[prefix + "lengths"], len(job.source)
+    first = held // content.settings["block_size"]  # the block in which they begin
+    fresh = int(lengths[first:].long().sum()) + lengths[first:].nbytes
+    share = (job.num_planned - num_samples) / (num_samples - first * content.settings["block_size"])
+    return own + math.ceil(share * fresh) + planned_overhead(job, len(content.tensors), content.settings)
+
+
+def planned_overhead(job: Job, num_tensors: int, settings: Mapping[str, Any]) -> int:
+    """`overhead_bytes` when the file has grown: labels and classes as many more as there are samples."""
+    metadata, tensors = job.samples.describe()
+    labels = len(json.dumps(metadata["classes"])) + sum(tensor.nbytes for tensor in tensors.values())
+    share = (job.num_planned - len(job.source)) / len(job.source)
+    return overhead_bytes(job, num_tensors, settings) + math.ceil(share * labels)
 
 
 def numbers_of(job: Job, basis: Basis) -> Numbers:

@@ -17,7 +17,8 @@ import torch
 from krnet.budget import search
 from krnet.config import from_dict
 from krnet.quantize import MAX_TABLES
-from krnet.recorders.base import Job, overhead_bytes
+from krnet.recorders._coded import planned_overhead
+from krnet.recorders.base import Job
 from krnet.recorders.pq import NUM_TENSORS, PQConfig, Trainer, evenly, make_plan, resolved
 
 TRIED_POSITIONS, TRIED_PER_ENTRY, TRIED_ROUNDS = 32768, 32, 8  # when looking for the best parts and bits
@@ -61,7 +62,7 @@ def search_settings(job: Job, budget: int) -> dict[str, Any]:
 
 def room(job: Job, budget: int) -> float:
     """Bits a position."""
-    return 8 * budget / (len(job.source) * math.prod((job.source.shape or (1,))[1:]))
+    return 8 * budget / (job.num_planned * math.prod((job.source.shape or (1,))[1:]))
 
 
 def choices(job: Job, budget: int, given: PQConfig) -> list[PQConfig]:
@@ -95,7 +96,7 @@ class Try:
         self.config = replace(config, train_positions=num_tried, rounds=rounds)
         self.shape = job.source.shape or (1,)
         per_sample = math.prod(self.shape[1:])
-        self.bytes_per_bit = len(job.source) * per_sample / 8
+        self.bytes_per_bit = job.num_planned * per_sample / 8
         self.ids = evenly(len(job.source), -(-num_tried // per_sample))
         self.measured = cache(self._measure)
 
@@ -115,7 +116,7 @@ class Try:
         # Tables of as many codes as all have; those of a few codes would suit them too well.
         coded = sum(entropy_bytes(part) for part in plan.codes.values.swapaxes(0, 1))
         own = sum(t.nbytes for t in plan.own.values()) + 2 * sum(map(len, plan.codes.books.entries))
-        size = coded * len(self.job.source) / len(self.ids) + own + overhead_bytes(self.job, NUM_TENSORS, {})
+        size = coded * self.job.num_planned / len(self.ids) + own + planned_overhead(self.job, NUM_TENSORS, {})
         return size, plan.codes.squared_error * self.shape[0]
 
 

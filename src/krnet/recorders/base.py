@@ -64,10 +64,17 @@ class Job:
     """The recorder's own settings, as given by the caller."""
     head: nn.Module | None = None
     start: Earlier | None = None
+    room: int | None = None
+    """Samples that the file is to hold when it has grown: a budget is what it may take then."""
     checkpoint: Path | None = None
     resume: bool = False
     watch: Callable[[Status, float], None] | None = None
     """Told the state of the fit and the R2 of the latest batches."""
+
+    @property
+    def num_planned(self) -> int:
+        """Samples that a budget is for."""
+        return max(len(self.source), self.room or 0)
 
 
 @dataclass(frozen=True)
@@ -114,6 +121,8 @@ class Recorder(ABC):
 
     Given an earlier recording to start from (`Job.start`), it needs the images of the samples behind those alone.
     """
+    grows: ClassVar[bool] = False
+    """Given a recording of its own to start from, it leaves that one's samples as they are and records the others."""
     needs_only_features: ClassVar[bool] = True
     """Features are all that it must be given: `bench rate` then tries it unasked."""
     variants: ClassVar[tuple[str, ...]] = ()

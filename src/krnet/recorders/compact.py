@@ -17,7 +17,7 @@ squared error of a sample curves alike in all directions, so that plain descent 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from krnet import parallel
+from krnet.budget import largest
 from krnet.config import check_choice, check_int, check_range, from_dict
 from krnet.errors import InputError, NotARecordingError, OversizedRecordingError, SettingError
 from krnet.lowbit import NUM_TENSORS, StraightThrough, coded_bits, pack, packed_bytes, rounded, unpack
@@ -62,7 +63,8 @@ SPEED = 0.2  # by which the step follows the bits, at each update
 SETTLED = 0.2  # of the learning rate: from there on the step stays
 KEPT_AXIS = 0.8  # steps of standard deviation from which an axis is kept, where error and size are best together
 GAIN = 1.2, 0.4  # e**0.4 times 1.2 of the error of principal components of the same bytes is left, where it is e
-ZONES = 40  # widths of the dead zone that are tried to keep to the bytes
+READ_SAMPLES = 4096  # at a time
+ZONES, WIDER = 200, 1.02  # widths of the dead zone that are tried to keep to the bytes, each so many times the last
 WHOLE = CodedConfig(step=1.0, centroid=0.0, block_size=MAX_BLOCK)
 
 
@@ -82,7 +84,7 @@ class CompactConfig:
     bits: float = 5.0
     """Bits of its weights, about."""
     dead_zone: float = 0.5
-    """Where the bin of zero ends, in steps."""
+    """Numbers of a code below so many steps become zero."""
     block_size: int = 16
     """Samples whose codes are coded together: to read one is to read them all."""
     most_bytes: int | None = None
@@ -95,14 +97,18 @@ class CompactConfig:
         check_int("c1", self.c1, 0, 2**12)
         check_int("blocks", self.blocks, 0, 64)
         check_range("bits", self.bits, 1, 8)
-        check_range("dead_zone", self.dead_zone, 0.5, 1)
+        check_range("dead_zone", self.dead_zone, 0.5)
         check_int("block_size", self.block_size, 1, MAX_BLOCK)
         if self.most_bytes is not None:
             check_int("most_bytes", self.most_bytes, 1)
 
     @property
     def coding(self) -> CodedConfig:
-        return CodedConfig(step=self.step, dead_zone=self.dead_zone, centroid=0.0, block_size=self.block_size)
+        """Numbers are read back as the multiples of the step that the network was fitted to."""
+        return CodedConfig(step=self.step, dead_zone=0.5, centroid=0.0, block_size=self.block_size)
+
+    def thinned(self, codes: Tensor) -> Tensor:
+        return torch.where(codes.abs() < self.dead_zone * self.step, 0.0, codes)
 
 
 class Block(nn.Module):
@@ -163,21 +169,66 @@ def laplace_bits(spread: Tensor) -> Tensor:
     return -(zero * zero.log() + other * tail) / math.log(2)
 
 
-class CompactFit(NetworkFit):
-    net: CompactNet
+class CodesFit(NetworkFit):
+    """Codes go down their own error, and pay for their bits what a bit is worth."""
 
+    net: CompactNet
+    codes: Tensor
+    """(samples, k), not yet rounded."""
+    step_size: Tensor
+
+    def __init__(self, job: Job, make: Callable[[], CompactNet]):
+        self.rate = torch.zeros((), device=job.device)
+        super().__init__(job, make)
+
+    def bits(self, codes: Tensor) -> Tensor:
+        """Of a sample."""
+        return laplace_bits(codes.abs().mean(0) / self.step_size).sum()
+
+    def _losses(self, ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        self.chosen = self.codes.index_select(0, ids).requires_grad_()
+        first, total = super()._losses(ids, values)
+        taken = self.bits(self.chosen)
+        self.taken = taken.detach()
+        # A bit more leaves a quarter of the error of rounding: what it is worth, it costs.
+        return first, total + (2 * math.log(2) / 12) * self.step_size.square() * taken
+
+    @torch.no_grad()
+    def moved(self, ids: Tensor) -> None:
+        assert self.chosen.grad is not None
+        # The loss is a mean over the batch, a code's own error is not. Its gradient was taken where the code is rounded
+        # to: brought back to where it is, it does not drive codes to and fro over the edges of their bins.
+        remainder = self.chosen - (self.chosen / self.step_size).round() * self.step_size
+        downhill = len(ids) * self.chosen.grad + 2 * remainder
+        # By a step at most: seen through a head, the error may curve more than the squares alone.
+        move = (0.5 * CODE_RATE * downhill).clamp(-self.step_size, self.step_size)
+        self.codes.index_copy_(0, ids, self.chosen - self.rate * move)
+
+    def _set_rates(self, share: float) -> None:
+        super()._set_rates(share)
+        self.rate.fill_(share)
+
+    def state(self) -> dict[str, Tensor]:
+        return super().state() | {"codes": self.codes, "step_size": self.step_size}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        super().load_state(state)
+        self.codes.copy_(state["codes"])
+        self.step_size.copy_(state["step_size"])
+
+
+class CompactFit(CodesFit):
     def __init__(self, job: Job, config: CompactConfig, axes: Axes):
         k, device = config.components, job.device
         self.spread, self.finest = axis_spread(axes, k)
         self.codes = torch.empty(len(job.source), k, device=device)
-        for ids in torch.arange(len(job.source)).split(4096):
+        for ids in torch.arange(len(job.source)).split(READ_SAMPLES):
             self.codes[ids.to(device)] = (normalised(job, ids).flatten(1) - axes.mean) @ axes.axes[:k].T
         # Finer ones have more values than the coder's tables take.
         self.least_step = float(self.codes.abs().max()) / FINEST
         step = config.step if config.most_bytes is None else max(config.step, self.least_step)
         self.config, self.axes = replace(config, step=step), axes
         self.step_size = torch.tensor(step, device=device)
-        self.rate = torch.zeros((), device=device)
         self.wanted: Tensor | None = None
         super().__init__(job, self._start)
 
@@ -193,22 +244,28 @@ class CompactFit(NetworkFit):
             free = max(self.config.most_bytes - fixed_bytes(self.job, self.config), 1)
             with torch.no_grad():
                 lines = net.axes.to(self.device)
-                now = sum(survey(*part).size_bytes for part in self.numbers(lines, self.config))
-                self.wanted = self.bits(self.codes, lines) * (ALMOST * free / now)
+                of_axes, of_codes = (survey(*part).size_bytes for part in self.numbers(lines, self.config))
+                taken = laplace_bits(self.codes.abs().mean(0) / self.step_size).sum() + self.axis_bits(lines)
+                self.wanted = taken * (ALMOST * free / (of_axes + of_codes * self.growth))
         return net
+
+    @property
+    def growth(self) -> float:
+        """By how much there will be more samples than now."""
+        return self.job.num_planned / len(self.codes)
 
     def numbers(self, axes: Tensor, config: CompactConfig) -> tuple[tuple[Numbers, CodedConfig], ...]:
         """What is to be coded, and how: the axes, and the codes."""
         lines = (axes.detach() * self.scale).T  # (values, k)
         return (
             (Numbers(lambda rows: lines[rows.to(lines.device)], *lines.shape), WHOLE),
-            (Numbers(lambda rows: self.codes[rows.to(self.device)], *self.codes.shape), config.coding),
+            (Numbers(lambda rows: config.thinned(self.codes[rows.to(self.device)]), *self.codes.shape), config.coding),
         )
 
     @property
     def scale(self) -> Tensor:
         """(k, 1): what each axis is multiplied by before it is rounded."""
-        return axis_scale(self.spread, self.finest, self.step_size, len(self.codes))[:, None]
+        return axis_scale(self.spread, self.finest, self.step_size, self.job.num_planned)[:, None]
 
     def make_optimizers(self) -> list[torch.optim.Optimizer]:
         cuda, lr = self.device.type == "cuda", self.job.fit.lr
@@ -220,10 +277,13 @@ class CompactFit(NetworkFit):
         made = [adam([self.net.axes, self.net.mean], AXES_RATE * lr)]
         return [adam(list(self.net.refine.parameters()), lr), *made] if self.config.c1 else made
 
-    def bits(self, codes: Tensor, axes: Tensor) -> Tensor:
+    def axis_bits(self, axes: Tensor) -> Tensor:
+        """A sample's share of them."""
+        return laplace_bits((axes * self.scale).abs().mean(1)).sum() * axes.shape[1] / self.job.num_planned
+
+    def bits(self, codes: Tensor) -> Tensor:
         """Of a sample: its code, and its share of the axes."""
-        of_axes = laplace_bits((axes * self.scale).abs().mean(1)).sum() * axes.shape[1]
-        return laplace_bits(codes.abs().mean(0) / self.step_size).sum() + of_axes / len(self.codes)
+        return super().bits(codes) + self.axis_bits(self.net.axes)
 
     def outputs(self, ids: Tensor, target: Tensor) -> Tensor:
         """Computed with codes and weights as the file will hold them."""
@@ -233,40 +293,13 @@ class CompactFit(NetworkFit):
         weights["mean"] = StraightThrough.apply(self.net.mean, None)
         return functional_call(self.net, weights, (StraightThrough.apply(self.chosen, self.step_size),))
 
-    def _losses(self, ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        self.chosen = self.codes.index_select(0, ids).requires_grad_()
-        first, total = super()._losses(ids, values)
-        taken = self.bits(self.chosen, self.net.axes)
-        self.taken = taken.detach()
-        # A bit more leaves a quarter of the error of rounding: what it is worth, it costs.
-        return first, total + (2 * math.log(2) / 12) * self.step_size.square() * taken
-
     @torch.no_grad()
     def moved(self, ids: Tensor) -> None:
-        """Codes go down their own error, and the step to where the file has its size."""
-        assert self.chosen.grad is not None
-        # The loss is a mean over the batch, a code's own error is not. Its gradient was taken where the code is rounded
-        # to: brought back to where it is, it does not drive codes to and fro over the edges of their bins.
-        rest = self.chosen - (self.chosen / self.step_size).round() * self.step_size
-        downhill = len(ids) * self.chosen.grad + 2 * rest
-        # By a step at most: seen through a head, the error may curve more than the squares alone.
-        move = (0.5 * CODE_RATE * downhill).clamp(-self.step_size, self.step_size)
-        self.codes.index_copy_(0, ids, self.chosen - self.rate * move)
+        """The step goes to where the file has its size."""
+        super().moved(ids)
         if self.wanted is not None:
             excess = (self.taken / self.wanted - 1).clamp(-0.5, 0.5)
             self.step_size.mul_((SPEED * excess * (self.rate > SETTLED)).exp()).clamp_(min=self.least_step)
-
-    def _set_rates(self, share: float) -> None:
-        super()._set_rates(share)
-        self.rate.fill_(share)
-
-    def state(self) -> dict[str, Tensor]:
-        return super().state() | {"codes": self.codes, "step_size": self.step_size}
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        super().load_state(state)
-        self.codes.copy_(state["codes"])
-        self.step_size.copy_(state["step_size"])
 
     @torch.no_grad()
     def content(self, outcome: Outcome) -> Content:
@@ -279,16 +312,42 @@ class CompactFit(NetworkFit):
         tensors |= {"mean": self.net.mean.half(), "scale": self.scale[:, 0].half(), "unit": self.net.unit.clone()}
         tensors |= {"low": self.job.stats.low, "high": self.job.stats.high}
         tensors = {name: tensor.cpu() for name, tensor in tensors.items()}
-        for attempt in range(ZONES):
-            # Numbers that hardly left zero go back there, until the file is as small as it has to be.
-            dead_zone = min(1.0, self.config.dead_zone + attempt / 80)
-            config = replace(self.config, step=float(self.step_size), dead_zone=dead_zone)
-            _, codes = self.numbers(self.net.axes, config)
-            found = tensors | encode(*codes, survey(*codes)).tensors(CODES)
-            size = sum(t.nbytes for t in found.values()) + overhead_bytes(self.job, len(found), asdict(config))
-            if config.most_bytes is None or size <= config.most_bytes:
-                break
-        return Content(found, asdict(config), outcome.iterations, outcome.seconds, outcome.reason)
+        config = replace(self.config, step=float(self.step_size))
+        return with_codes(
+            self.job, tensors, config, outcome, lambda c: self.numbers(self.net.axes, c)[1], growth=self.growth
+        )
+
+
+def with_codes(
+    job: Job,
+    tensors: dict[str, Tensor],
+    config: CompactConfig,
+    outcome: Outcome,
+    numbers: Callable[[CompactConfig], tuple[Numbers, CodedConfig]],
+    growth: float = 1.0,
+) -> Content:
+    """What the file holds: the network's tensors, and the codes, in as many bytes as there may be."""
+    before = sum(t.nbytes for t in tensors.values())
+    before += overhead_bytes(job, len(tensors) + len(CODED_TENSORS), asdict(config))
+
+    def at(zone: int) -> CompactConfig:
+        """Numbers that hardly left zero go back there, the more of them the higher the zone."""
+        return replace(config, dead_zone=config.dead_zone * WIDER**zone)
+
+    def too_large(num_bytes: float) -> bool:
+        return config.most_bytes is not None and before + growth * num_bytes > config.most_bytes
+
+    # Whether it is too large is known well enough from a survey; the last word has the coder.
+    zone = 0
+    if too_large(survey(*numbers(at(0))).size_bytes):
+        zone = 1 + largest(lambda n: too_large(survey(*numbers(at(n))).size_bytes), 0, ZONES - 1)
+    while True:
+        codes = numbers(at(zone))
+        coded = encode(*codes, survey(*codes)).tensors(CODES)
+        if zone >= ZONES or not too_large(sum(t.nbytes for t in coded.values())):
+            break
+        zone += 1
+    return Content(tensors | coded, asdict(at(zone)), outcome.iterations, outcome.seconds, outcome.reason)
 
 
 # ------------------------------------------------------------------ sizes
@@ -323,7 +382,7 @@ def fixed_bytes(job: Job, config: CompactConfig) -> int:
 
 def size_bytes(job: Job, config: CompactConfig, axes: Axes) -> int:
     """About how large a file is at first; an upper bound where numbers are normal, which they are not quite."""
-    num_samples, num_values = len(job.source), math.prod(job.source.shape)
+    num_samples, num_values = job.num_planned, math.prod(job.source.shape)
     step = torch.tensor(config.step, device=axes.std.device)
     of_axes = axis_scale(*axis_spread(axes, config.components), step, num_samples).double() / math.sqrt(num_values)
     of_codes = axes.std[: config.components].double() / config.step
@@ -352,7 +411,7 @@ def for_budget(job: Job, budget: int) -> dict[str, Any]:
 
     def error(components: int) -> float:
         """Of rounding codes and axes, and of what the axes left out hold."""
-        rounding = components * finest(components) ** 2 / 12 * (1 + num_values / len(job.source))
+        rounding = components * finest(components) ** 2 / 12 * (1 + num_values / job.num_planned)
         return rounding + float(axes.std[components:].double().square().sum())
 
     widths = [c1 for c1 in WIDTHS if c1 <= max(channels, 8)]
@@ -401,7 +460,10 @@ def learned(job: Job) -> Axes:
 def fit(recorder: Recorder, job: Job) -> Content:
     if job.start is not None or job.preset is not None:
         name = "start" if job.preset is None else "preset"
-        raise InputError(f"{name} is given, and a compact network learns everything anew; leave {name} out")
+        raise InputError(
+            f"{name} is given, and a compact network has sizes of its own, and grows from a compact network alone; "
+            f"leave {name} out"
+        )
     axes = learned(job)
     step = job.settings.get("step", DEFAULT_STEP)
     kept = max(1, min(int((axes.std > WORTH * step).sum()), len(axes.std)))
@@ -415,14 +477,17 @@ def fit(recorder: Recorder, job: Job) -> Content:
     return run_fit(recorder, trainee, asdict(config))
 
 
-def replay(samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device) -> NetworkReplayer:
+def read_config(settings: Mapping[str, Any]) -> CompactConfig:
     try:
-        config = from_dict(CompactConfig, settings)
+        return from_dict(CompactConfig, settings)
     except InputError as error:
         raise NotARecordingError(f"settings of a compact network refused: {error}. {RESTORE}") from error
-    num_values, k = math.prod(samples.shape), config.components
+
+
+def read_network(shape: tuple[int, ...], config: CompactConfig, store: TensorStore) -> CompactNet:
+    num_values, k = math.prod(shape), config.components
     with torch.device("meta"):
-        net = CompactNet(samples.shape, config)
+        net = CompactNet(shape, config)
     shapes = {name: tuple(p.shape) for name, p in net.refine.named_parameters()}
     weights = unpack(store, NET, shapes, rounding_plan(net.refine, config.bits)) if config.c1 else {}
     coded = CodedNumbers.load(store, AXES, num_values, k, WHOLE.block_size)
@@ -437,9 +502,20 @@ def replay(samples: Samples, settings: Mapping[str, Any], store: TensorStore, de
     weights["mean"] = store.tensor("mean", shape=(num_values,), dtype=torch.float16).float()
     weights["unit"] = store.tensor("unit", shape=(), dtype=torch.float32)
     net.load_state_dict(weights, assign=True)
+    return net
+
+
+def read_codes(num_samples: int, config: CompactConfig, store: TensorStore, device: torch.device) -> Reader:
+    codes = CodedNumbers.load(store, CODES, num_samples, config.components, config.block_size)
+    return Reader(codes, config.coding, device)
+
+
+def replay(samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device) -> NetworkReplayer:
+    config = read_config(settings)
+    net = read_network(samples.shape, config, store)
     low, high = (store.tensor(n, shape=(net.shape[0],), dtype=torch.float32) for n in ("low", "high"))
-    codes = CodedNumbers.load(store, CODES, samples.num_samples, k, config.block_size)
-    reader = Reader(codes, config.coding, device)
+    reader = read_codes(samples.num_samples, config, store, device)
+    num_values = math.prod(samples.shape)
     return NetworkReplayer(
         net, reader.read, max(num_values, config.c1 * num_values // net.shape[0]), samples, low, high, device
     )

@@ -30,8 +30,9 @@ from krnet.errors import InputError, NotARecordingError, OversizedRecordingError
 from krnet.lowbit import NUM_TENSORS, Rounding, pack, packed_bytes, rounded, step_for, unpack
 from krnet.recorders import compact
 from krnet.recorders._coded import normalised
+from krnet.recorders._compact_growing import grow
 from krnet.recorders._fitting import NET, NetworkFit, NetworkReplayer, rounding_plan, run_fit
-from krnet.recorders.base import Content, Job, Recorder, TensorStore, overhead_bytes, register
+from krnet.recorders.base import Content, Earlier, Job, Recorder, TensorStore, overhead_bytes, register
 from krnet.recorders.compact import CompactConfig
 from krnet.recorders.pca import principal_axes
 from krnet.recorders.warm import carry_over, earlier_config
@@ -131,6 +132,7 @@ class ByID(nn.Module):
 class KRNetRecorder(Recorder):
     name = "krnet"
     takes_head = True
+    grows = True  # where it is compact
     setting_names = NETWORK_NAMES | COMPACT_NAMES
 
     def config(self, job: Job) -> NetworkConfig:
@@ -146,6 +148,8 @@ class KRNetRecorder(Recorder):
 
     def fit(self, job: Job) -> Content:
         check_choice("network", job.settings.get("network", "paper"), ("paper", "compact"))
+        if is_compact(job.start) and job.settings.get("network", "compact") == "compact":
+            return grow(self, job)
         if job.settings.get("network") == "compact":
             return compact.fit(self, job)
         config = self.config(job)
@@ -154,8 +158,8 @@ class KRNetRecorder(Recorder):
 
     def for_budget(self, job: Job, budget: int) -> dict[str, Any]:
         """A compact network; the paper's, with weights of few bits, where the caller asks for something of it."""
-        if job.start is not None:
-            return {}  # a network that starts from another has its sizes
+        if job.start is not None:  # what starts from another has its sizes
+            return {"most_bytes": budget} if is_compact(job.start) else {}
         if not self.stops_at_target(job.preset, job.start, job.settings):
             return compact.for_budget(job, budget)
         network = {"bits": CHEAP_BITS, "last_norm": job.fit.schedule == "paper", **job.settings}
@@ -225,6 +229,10 @@ class KRNetRecorder(Recorder):
         widest = math.prod(net.decoder.start_shape)
         by_id = ByID(net, table)
         return NetworkReplayer(by_id, lambda ids: ids.to(device), widest, samples, low, high, device)
+
+
+def is_compact(start: Earlier | None) -> bool:
+    return start is not None and start.settings.get("network") == "compact"
 
 
 def empty(config: NetworkConfig, num_groups: int, num_samples: int) -> KRNet:

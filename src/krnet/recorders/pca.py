@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -111,7 +112,17 @@ class Components(Basis):
         self.num_columns = len(scale)
         scaled = Reader(coded, WHOLE, mean.device).read(torch.arange(len(mean)))
         self.restored = (scaled / scale).T.contiguous()  # (k, values)
-        self.axes = self.restored if axes is None else axes
+        self._axes = axes
+
+    @cached_property
+    def axes(self) -> Tensor:
+        """What features are seen along. Rounded axes are not quite orthonormal: then those of the least squares."""
+        if self._axes is not None:
+            return self._axes
+        rounded = self.restored.double()
+        products = rounded @ rounded.T
+        products.diagonal().add_(1e-6)  # an axis may have been rounded to nothing
+        return torch.linalg.solve(products, rounded).float()
 
     def forward(self, x: Tensor) -> Tensor:
         return (x.flatten(1) - self.mean.float()) @ self.axes.T
@@ -160,7 +171,7 @@ class PCARecorder(CodedRecorder):
         axes, std = learned.axes[:num_kept], learned.std[:num_kept]
         std = torch.where(std > 0, std, 1.0)
         wide = (axes * std[:, None]).abs().max().item()
-        scale = std / max(config.step / math.sqrt(len(job.source)), wide / FINEST)
+        scale = std / max(config.step / math.sqrt(job.num_planned), wide / FINEST)
         scaled = (axes * scale[:, None]).T  # (values, k), to be rounded to whole numbers
         return axes, scale, Numbers(lambda rows: scaled[rows.to(scaled.device)], *scaled.shape)
 

@@ -19,7 +19,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from torch import Tensor
 from krnet import parallel
 from krnet.config import check_int, check_range, from_dict
 from krnet.errors import InputError, NotARecordingError, SettingError
-from krnet.quantize import MAX_TABLES, RESTORE, Blocks, Tables
+from krnet.quantize import MAX_TABLES, RESTORE, Tables
 from krnet.recorders._coded import (
     CHUNK_BYTES,
     MAX_BLOCK,
@@ -40,11 +40,17 @@ from krnet.recorders._coded import (
     Reader,
     encode,
     normalised,
+    pack,
+    planned_overhead,
+    refuse_network,
     survey,
 )
 from krnet.recorders._kmeans import constrain, kmeans, nearest, tally
-from krnet.recorders.base import Content, Job, Recorder, TensorStore, overhead_bytes, register
+from krnet.recorders.base import Content, Job, Recorder, TensorStore, register
 from krnet.samples import Samples
+
+if TYPE_CHECKING:
+    from krnet.recorders._pq_growing import PQGrowth
 
 CODES, ENTRIES = "codes.", "entries."
 NUM_TENSORS = 18
@@ -254,8 +260,9 @@ def group_positions(counts: Tensor, most: int) -> Tensor:
     return best.unique(return_inverse=True)[1]
 
 
-def make_tables(codes: Codes) -> tuple[Tables, float]:
-    """Entropy tables of codes, and the bytes that they code them in."""
+def make_tables(codes: Codes, num_planned: int) -> tuple[Tables, float]:
+    """Entropy tables of codes, and the bytes in which they code as many samples as are planned."""
+    times = num_planned / len(codes.values)
     _, num_parts, num_positions = codes.values.shape
     widest = max(map(len, codes.books.entries))
     columns, totals, num_tables = [], [], 0
@@ -266,7 +273,7 @@ def make_tables(codes: Codes) -> tuple[Tables, float]:
             index = torch.from_numpy(codes.values[begin : begin + step, part].astype(np.int64))
             index += torch.arange(num_positions) * len(entries)
             counts += torch.bincount(index.flatten(), minlength=counts.numel()).view_as(counts)
-        table = group_positions(counts, MAX_TABLES // num_parts)
+        table = group_positions(counts * times, MAX_TABLES // num_parts)
         merged = counts.new_zeros(int(table.max()) + 1, widest)
         merged[:, : len(entries)].index_add_(0, table, counts)
         columns.append(table + num_tables)
@@ -274,7 +281,7 @@ def make_tables(codes: Codes) -> tuple[Tables, float]:
         num_tables += len(merged)
     counted = torch.cat(totals).numpy()
     tables = Tables.from_counts(torch.cat(columns).numpy(), counted, 0)
-    return tables, tables.bits(counted, 0) / 8
+    return tables, tables.bits(counted, 0) / 8 * times
 
 
 def code_entries(books: Codebooks, step: float) -> CodedNumbers:
@@ -297,7 +304,7 @@ class Plan:
     own: dict[str, Tensor]
     """Tensors of the codebooks."""
     size_bytes: int
-    """Of the file, from above by less than a kilobyte or so."""
+    """Of the file, grown to all planned samples, from above by less than a kilobyte or so."""
 
 
 class WithoutCentroids:
@@ -317,30 +324,37 @@ class PQRecorder(Recorder):
     name = "pq"
     setting_names = frozenset(f.name for f in fields(PQConfig))
     fast_is_exact = True
+    grows = True
 
     def fit(self, job: Job) -> Content:
-        for option, given in (("preset", job.preset), ("head", job.head), ("start", job.start)):
-            if given is not None:
-                raise InputError(f"{option} is given, and recorder pq has no network to use it; leave {option} out")
+        refuse_network(job, self.name)
+        if job.start is not None:
+            return self._growth(job).fit(job.settings)
         config = resolved(job, from_dict(PQConfig, job.settings))
         started = time.perf_counter()
         with parallel.exact(), torch.inference_mode():
             plan = make_plan(job, config, Trainer(job, config), torch.arange(len(job.source)))
         tables, values = plan.tables, plan.codes.values.reshape(len(job.source), -1)
-        streams = list[bytes]()
         step = config.block_size * max(1, CHUNK_BYTES // (4 * values.shape[1] * config.block_size))
-        for begin in range(0, len(values), step):
-            streams += tables.encode(values[begin : begin + step], config.block_size)
-        lengths = np.array([len(stream) for stream in streams])
-        lengths = lengths.astype(np.uint16 if lengths.max() < 2**16 else np.uint32)
-        blocks = Blocks(tables, np.frombuffer(b"".join(streams), np.uint8), lengths, len(values), config.block_size)
+        parts = (values[begin : begin + step] for begin in range(0, len(values), step))
+        blocks = pack(tables, parts, config.block_size)
         coded = CodedNumbers(blocks, np.zeros(0, np.int8)).tensors(CODES)
         del coded[CODES + "centroids"]
         tensors = {"low": job.stats.low, "high": job.stats.high, **plan.own, **coded}
         return Content(tensors=tensors, settings=asdict(plan.config), seconds=time.perf_counter() - started)
 
+    def _growth(self, job: Job) -> PQGrowth:
+        from krnet.recorders._pq_growing import PQGrowth  # which is made of what this file has
+
+        return PQGrowth(job, self)
+
     def for_budget(self, job: Job, budget: int) -> dict[str, Any]:
-        """Parts and bits from a few samples, then the price of a bit from all of them. On a CPU fewer are tried."""
+        """Parts and bits from a few samples, then the price of a bit from all of them. On a CPU fewer are tried.
+
+        A recording that grows keeps its codebooks; the codes of new samples may go by another price.
+        """
+        if job.start is not None:
+            return self._growth(job).for_budget(budget)
         from krnet.recorders._pq_budget import search_settings  # which is made of what this file has
 
         with parallel.exact(), torch.inference_mode():
@@ -455,7 +469,7 @@ def make_plan(job: Job, config: PQConfig, trainer: Trainer, ids: Tensor) -> Plan
     # The coder has 4096 symbols, and a rotation goes beyond [0, 1].
     finest = max(finest, max(e.abs().max().item() for e in codes.books.entries) / 2000)
     config = replace(config, entry_step=config.entry_step or min(max(finest, 1 / 2000), 1 / 8))
-    tables, stream_bytes = make_tables(codes)
+    tables, stream_bytes = make_tables(codes, job.num_planned)
     assert config.entry_step
     own = {
         "order": codes.books.order.int().cpu(),
@@ -466,6 +480,6 @@ def make_plan(job: Job, config: PQConfig, trainer: Trainer, ids: Tensor) -> Plan
     fixed = sum(t.nbytes for t in own.values()) + 8 * codes.books.shape[0]
     fixed += tables.weights.nbytes + tables.first.nbytes + tables.sizes.nbytes + tables.column.nbytes
     # A stream ends at a whole byte, and holds up to four that its symbols do not need.
-    num_blocks = -(-len(ids) // config.block_size)
-    size = fixed + stream_bytes + 6 * num_blocks + overhead_bytes(job, NUM_TENSORS, asdict(config))
+    num_blocks = -(-job.num_planned // config.block_size)
+    size = fixed + stream_bytes + 6 * num_blocks + planned_overhead(job, NUM_TENSORS, asdict(config))
     return Plan(config, codes, tables, own, math.ceil(size))

@@ -1,0 +1,88 @@
+"""What a recording loses that takes up new samples again and again: grown, made anew from its replays, made at once.
+
+    features, class by class -> the first classes -> recording -> + a few classes -> recording -> ... -> R2 of all
+
+Grown, samples that are held stay as they are (`start=`); anew, every recording learns from the replays of the last one
+and the new features, as KRIL's recorders do where they do not grow. All three keep the same budget in the end.
+
+    python benchmarks/growing.py runs/base --recorder pca --budget 3.3MB
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import krnet
+from krnet import ledger
+from krnet.budget import parse_size
+from krnet.features import open_features
+from krnet.metrics import fidelity
+from krnet.scan import scan
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("base", type=Path, help="folder written by cifar100_base.py")
+    parser.add_argument("--recorder", default="krnet")
+    parser.add_argument("--budget", type=parse_size, default=3_300_000)
+    parser.add_argument("--first", type=int, default=25, help="classes of the first recording")
+    parser.add_argument("--more", type=int, default=5, help="classes that each later one takes up")
+    parser.add_argument("--iterations", type=int, help="of the first fit; later ones in proportion to their samples")
+    parser.add_argument("--device")
+    args = parser.parse_args()
+    ledger.commit()
+    labels = torch.from_numpy(np.load(args.base / "labels.npy"))
+    order = labels.argsort(stable=True)
+    features, labels = torch.from_numpy(np.load(args.base / "features.npy"))[order], labels[order]
+    counts = torch.bincount(labels)
+    ends = counts.cumsum(0)[args.first - 1 :: args.more].tolist()  # samples that each recording holds
+    assert ends[-1] == len(labels), f"{len(counts)} classes are not {args.first} and a multiple of {args.more}"
+    stats = scan(open_features(features))
+    started = time.perf_counter()
+
+    def r2(replays):
+        return fidelity(lambda ids: replays[ids], open_features(features), stats).r2
+
+    def record(values, path, budget, share=1.0, **options):
+        if args.iterations:
+            options["iterations"] = max(1, round(share * args.iterations))
+        return krnet.record(
+            values, labels[: len(values)], recorder=args.recorder, budget=budget, out=path, device=args.device,
+            **options,
+        )  # fmt: skip
+
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / f"{way}.krn" for way in ("once", "grown", "anew")]
+        found = {"once_r2": r2(record(features, paths[0], args.budget).replay(torch.arange(len(labels))))}
+        print(found, file=sys.stderr, flush=True)
+        grown = record(features[: ends[0]], paths[1], args.budget, room=len(labels))
+        for before, end in zip(ends, ends[1:]):
+            last = Path(folder) / f"{before}.krn"
+            paths[1].rename(last)
+            size = last.stat().st_size
+            share = size + (args.budget - size) * (end - before) // (len(labels) - before)
+            grown = record(features[:end], paths[1], share, (end - before) / ends[0], start=last)
+        found["grown_r2"] = r2(grown.replay(torch.arange(len(labels))))
+        print(found, file=sys.stderr, flush=True)
+        values = features[: ends[0]]
+        for before, end in zip([0, *ends], ends):
+            values = torch.cat([values[:before], features[before:end]])
+            budget = args.budget * end // len(labels)
+            paths[2].unlink(missing_ok=True)
+            values = record(values, paths[2], budget, min(1.0, end / ends[0])).replay(torch.arange(end)).cpu()
+        found["anew_r2"] = r2(values)
+        print(found, file=sys.stderr, flush=True)
+        settings = {name: value for name, value in vars(args).items() if name not in ("base", "device")}
+        ledger.append(
+            "growing", settings=settings, metrics=found, seconds=time.perf_counter() - started, seed=0,
+            class_order="lucir1993", files=paths,
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

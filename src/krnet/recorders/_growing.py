@@ -1,0 +1,167 @@
+"""More samples behind those of a coded recording, which stay as they are.
+
+    start -> its basis, step, groups of columns, centroids, and symbols
+    new features --in start's range--> start's basis --> symbols --> behind those of start, all coded anew
+
+Only how frequent each symbol is is counted anew: what the old ones are read back as stays the same, bit for bit. One
+setting may differ for new samples, since it matters to the encoder alone: a budget is kept with it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from krnet import parallel
+from krnet.config import check_range, from_dict
+from krnet.errors import InputError, NotARecordingError, SettingError
+from krnet.quantize import MAX_SYMBOL, RESTORE
+from krnet.recorders._coded import (
+    CODED_TENSORS,
+    PREFIX,
+    UNUSED,
+    CodedConfig,
+    CodedRecorder,
+    CodedReplayer,
+    Numbers,
+    encode,
+    numbers_of,
+    planned_bytes,
+    planned_overhead,
+    survey,
+)
+from krnet.recorders._rest import rest
+from krnet.recorders.base import Content, Job, Recorder
+from krnet.samples import Samples
+
+
+class Growth(ABC):
+    """A job that starts from a recording, on its way to the file of all samples."""
+
+    prefix: ClassVar[str]
+    """Of the tensors of the coded numbers."""
+    free: ClassVar[str]
+    """The setting that new samples may have to themselves."""
+    limits: ClassVar[tuple[float, float]]
+    """What it may be."""
+
+    def __init__(self, job: Job, recorder: Recorder, config_class: type[Any]):
+        assert job.start is not None, "nothing to grow from"
+        self.job, self.start, self.new = job, job.start, rest(job, recorder.name)
+        samples = Samples(len(job.start), job.start.shape, None)
+        replayer = recorder.replay(samples, job.start.settings, job.start, job.device)
+        assert isinstance(replayer, CodedReplayer), f"{recorder.name} reads with a {type(replayer).__name__}"
+        self.basis, self.held = replayer.basis, replayer.reader.coded
+        if not np.add.reduceat(self.held.counts, self.held.blocks.tables.starts).all():
+            raise NotARecordingError(f"{job.start.path}: has a table that no column goes by. {RESTORE}")
+        self.config = from_dict(config_class, job.start.settings)
+        if self.free in job.settings:
+            check_range(self.free, job.settings[self.free], *self.limits)
+        from_dict(config_class, {n: v for n, v in job.settings.items() if n != self.free})  # refuses what none has
+        for name, value in job.settings.items():
+            if name != self.free and value != (found := getattr(self.config, name)):
+                raise InputError(
+                    f"{job.start.path}: has {name} {found!r}, not {value!r}; a recording that grows keeps its settings "
+                    f"({self.free} may differ for new samples). Leave {name} out, or record without start"
+                )
+
+    @abstractmethod
+    def coding(self, value: float) -> tuple[Numbers, CodedConfig]:
+        """Numbers of the new samples, and how they are coded, where the free setting has this value."""
+
+    @abstractmethod
+    def own(self) -> dict[str, Tensor]:
+        """The tensors of the basis."""
+
+    @abstractmethod
+    def values(self) -> Sequence[float]:
+        """What the free setting may be: what it is in the recording, then what takes ever fewer bytes."""
+
+    def fit(self, settings: Mapping[str, Any]) -> Content:
+        started = time.perf_counter()
+        try:
+            with parallel.exact(), torch.inference_mode():
+                numbers, config = self.coding(settings.get(self.free, self.values()[0]))
+                coded = encode(numbers, config, survey(numbers, config, held=self.held), self.held)
+        except SettingError as error:  # more symbols than a table may have
+            raise SettingError(f"{self.start.path}: {error}; and record without start") from error
+        tensors = {"low": self.new.stats.low, "high": self.new.stats.high, **self.own()}
+        tensors |= {name: tensor for name, tensor in coded.tensors(self.prefix).items() if name in self.stored}
+        return Content(tensors=tensors, settings=asdict(self.config), seconds=time.perf_counter() - started)
+
+    @property
+    def stored(self) -> set[str]:
+        """Names of the tensors of coded numbers that the file has."""
+        return {self.prefix + name for name in CODED_TENSORS}
+
+    def for_budget(self, budget: int) -> dict[str, Any]:
+        """The first of the values with which the file, grown to all planned samples, keeps the budget; or the last."""
+        given = dict(self.job.settings)
+        if self.free in given:
+            return given
+        values, aim = self.values(), float(budget)
+        sizes: dict[int, float] = {}
+
+        def size(index: int) -> float:
+            if index not in sizes:
+                sizes[index] = self._size_bytes(values[index])
+            return sizes[index]
+
+        for _ in range(4):
+            first, last = 0, len(values) - 1
+            while first < last:
+                # What the recording has is the most likely, and is tried first.
+                middle = 0 if not sizes else (first + last) // 2
+                first, last = (first, middle) if size(middle) <= aim else (middle + 1, last)
+            found = planned_bytes(self.job, self.fit({self.free: values[first]}), self.prefix, len(self.start))
+            if found <= budget or first == len(values) - 1:
+                break
+            aim *= (1 - UNUSED / 4) * budget / found
+        return {**given, self.free: values[first]}
+
+    def _size_bytes(self, value: float) -> float:
+        """About how large the file would be, grown to all planned samples, without coding it."""
+        with parallel.exact(), torch.inference_mode():
+            numbers, config = self.coding(value)
+            found = survey(numbers, config, num_planned=self.job.num_planned, held=self.held)
+        own = [self.new.stats.low, self.new.stats.high, *self.own().values()]
+        overhead = planned_overhead(self.job, len(own) + len(self.stored), asdict(self.config))
+        return found.size_bytes + sum(tensor.nbytes for tensor in own) + overhead
+
+
+class CodedGrowth(Growth):
+    """Numbers of new samples that are within the dead zone become 0; the others are rounded as those of start were.
+
+    The zone may be wider than one step here, where rounding all numbers down by as much would miss their centroids.
+    """
+
+    prefix, free, limits = PREFIX, "dead_zone", (0.5, float(MAX_SYMBOL))
+
+    def __init__(self, job: Job, recorder: CodedRecorder):
+        super().__init__(job, recorder, recorder.config_class)
+
+    def coding(self, value: float) -> tuple[Numbers, CodedConfig]:
+        config = replace(self.config, dead_zone=min(value, self.config.dead_zone))
+        numbers, least = numbers_of(self.new, self.basis), value * config.step
+
+        def read(rows: Tensor) -> Tensor:
+            found = numbers.read(rows)
+            return torch.where(found.abs() < least, 0.0, found)
+
+        return replace(numbers, read=numbers.read if value <= config.dead_zone else read), config
+
+    def own(self) -> dict[str, Tensor]:
+        return self.basis.tensors()
+
+    def values(self) -> Sequence[float]:
+        least, most = self.config.dead_zone, self.held.blocks.tables.radius + 1.0
+        wider = [*np.arange(0.51, 1, 0.01), *np.geomspace(1, most, 1 + math.ceil(30 * math.log(most)))]
+        return [least, *(float(f"{zone:.3g}") for zone in wider if zone > least)]

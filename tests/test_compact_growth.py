@@ -1,0 +1,113 @@
+"""A compact KRNet that grows: what it held stays as it is, and new samples are kept about as well."""
+
+import pytest
+import torch
+
+import krnet
+from krnet.errors import BudgetError, InputError, SettingError
+from maps import relu_maps
+
+BUDGET, ROOM = 40_000, 900
+FIRST, SECOND = 500, 700
+
+
+def record(features, path, **options):
+    return krnet.record(features, out=path, **{"iterations": 60, "device": "cpu"} | options)
+
+
+@pytest.fixture(scope="module")
+def features():
+    return relu_maps(ROOM, (8, 6, 6))[0]
+
+
+@pytest.fixture(scope="module")
+def grown(features, tmp_path_factory):
+    """Files of FIRST, SECOND and ROOM samples, each from the one before."""
+    folder = tmp_path_factory.mktemp("grown")
+    paths = [folder / f"{number}.krn" for number in range(3)]
+    record(features[:FIRST], paths[0], budget=BUDGET, room=ROOM)
+    record(features[:SECOND], paths[1], budget=BUDGET, start=paths[0])
+    record(features, paths[2], budget=BUDGET, start=paths[1])
+    return paths
+
+
+def replays(path, last):
+    return krnet.open(path).replay(torch.arange(last))
+
+
+def test_old_samples_come_back_bit_for_bit(grown):
+    assert torch.equal(replays(grown[0], FIRST), replays(grown[2], FIRST))
+    assert torch.equal(replays(grown[1], SECOND), replays(grown[2], SECOND))
+
+
+def test_new_samples_are_kept_about_as_well_as_old_ones(features, grown):
+    error = (replays(grown[2], ROOM) - features).square().mean((1, 2, 3))
+    assert error[FIRST:].mean() < 2 * error[:FIRST].mean()  # few samples: the axes are theirs more than others'
+    assert krnet.verify(grown[2], features)["same_features"]
+
+
+def test_a_budget_with_room_is_kept_when_the_file_has_grown_and_mostly_used(grown):
+    sizes = [path.stat().st_size for path in grown]
+    assert sizes[0] < sizes[1] < sizes[2] <= BUDGET and sizes[2] > 0.85 * BUDGET
+
+
+def test_without_a_budget_new_samples_take_what_they_take(features, grown, tmp_path):
+    found = record(features, tmp_path / "a.krn", start=grown[0])
+    assert len(found) == ROOM and found.settings["most_bytes"] is None
+    assert torch.equal(replays(tmp_path / "a.krn", FIRST), replays(grown[0], FIRST))
+
+
+def test_a_small_budget_is_kept_by_new_samples_alone(features, grown, tmp_path):
+    budget = grown[0].stat().st_size + 3000
+    record(features[:SECOND], tmp_path / "a.krn", start=grown[0], budget=budget)
+    assert (tmp_path / "a.krn").stat().st_size <= budget
+    assert torch.equal(replays(tmp_path / "a.krn", FIRST), replays(grown[0], FIRST))
+
+
+def test_samples_of_classes_grow_as_well(tmp_path):
+    features, labels = relu_maps(300, (8, 6, 6))
+    order = labels.argsort(stable=True)
+    features, labels = features[order], labels[order] + 5
+    krnet.record(features[:200], labels[:200], out=tmp_path / "a.krn", budget=30_000, iterations=3, device="cpu")
+    found = krnet.record(features, labels, start=tmp_path / "a.krn", iterations=3, device="cpu")
+    assert torch.equal(found.labels, labels)
+    with pytest.raises(InputError, match="labels are not those of the first 200"):
+        krnet.record(features, labels.flip(0), start=tmp_path / "a.krn", iterations=3, device="cpu")
+
+
+def test_a_growth_that_was_stopped_goes_on(features, grown, tmp_path):
+    def stop(status, r2):
+        if status.iteration >= 20:
+            raise KeyboardInterrupt
+
+    options = {"start": grown[0], "budget": BUDGET}
+    with pytest.raises(KeyboardInterrupt):
+        record(features, tmp_path / "a.krn", watch=stop, checkpoint_s=0.0, **options)
+    assert not (tmp_path / "a.krn").exists()
+    record(features, tmp_path / "a.krn", resume=True, **options)
+    record(features, tmp_path / "b.krn", **options)
+    assert torch.equal(replays(tmp_path / "a.krn", ROOM), replays(tmp_path / "b.krn", ROOM))
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"network": "paper"}, InputError, "compact"),
+        ({"step": 0.5}, InputError, "has step"),
+        ({"target_r2": 0.9}, InputError, "target_r2"),
+        ({"preset": "cifar100"}, InputError, "preset"),
+        ({"recorder": "pca", "iterations": None}, InputError, "by pca"),
+        ({"room": ROOM}, InputError, "no budget"),
+        ({"room": 0, "budget": BUDGET}, SettingError, "room"),
+        ({"budget": 900}, BudgetError, "the budget is 900"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_nothing_is_written(features, grown, tmp_path, options, kind, message):
+    with pytest.raises(kind, match=message):
+        record(features, tmp_path / "a.krn", **{"start": grown[0], "iterations": 2} | options)
+    assert not (tmp_path / "a.krn").exists()
+
+
+def test_fewer_features_than_the_earlier_recording_has_are_refused(features, grown, tmp_path):
+    with pytest.raises(InputError, match="holds 500 samples"):
+        record(features[:400], tmp_path / "a.krn", start=grown[0])

@@ -1,0 +1,232 @@
+"""Coded recordings that grow: old samples stay as they are, new ones are coded with what the recording has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import krnet
+from forge import rewrite_metadata
+from krnet import archive
+from krnet.errors import BudgetError, InputError, NotARecordingError, SettingError
+from krnet.recorders.base import choose
+from maps import relu_maps
+
+SHAPE = (6, 8, 8)
+RECORDERS = ("quantized", "transform", "pca", "pq")
+SETTINGS = {
+    "quantized": {"step": 0.1},
+    "transform": {"step": 0.15},
+    "pca": {"step": 0.15},
+    "pq": {"parts": 2, "bits": 6, "rate_weight": 0.002},
+}
+FREE = {"quantized": "dead_zone", "transform": "dead_zone", "pca": "dead_zone", "pq": "rate_weight"}
+every_recorder = pytest.mark.parametrize("recorder", RECORDERS)
+
+
+def maps(num: int = 600) -> tuple[Tensor, Tensor]:
+    features, labels = relu_maps(num, SHAPE)
+    return features, labels + 3
+
+
+@pytest.fixture(scope="module")
+def starts(tmp_path_factory) -> dict[str, Path]:
+    """A file of each recorder, of the first 250 samples: not a whole number of blocks."""
+    features, labels = maps()
+    folder = tmp_path_factory.mktemp("starts")
+    for recorder in RECORDERS:
+        out = folder / f"{recorder}.krn"
+        krnet.record(features[:250], labels[:250], recorder=recorder, out=out, **SETTINGS[recorder])
+    return {recorder: folder / f"{recorder}.krn" for recorder in RECORDERS}
+
+
+def r2_of(replays: Tensor, features: Tensor) -> float:
+    error = (replays - features).square().mean()
+    return 1 - (error / features.var()).item()
+
+
+# ------------------------------------------------------------------ what comes back
+
+
+@every_recorder
+def test_old_samples_are_bit_for_bit_the_same_after_growing_twice(starts, recorder, tmp_path):
+    features, labels = maps()
+    assert choose(recorder).grows
+    first = krnet.open(starts[recorder])
+    second = krnet.record(
+        features[:407], labels[:407], recorder=recorder, start=starts[recorder], out=tmp_path / "2.krn"
+    )
+    third = krnet.record(features, labels, recorder=recorder, start=second, out=tmp_path / "3.krn")
+    assert (len(first), len(second), len(third)) == (250, 407, 600)
+    assert torch.equal(second[:250], first[:]) and torch.equal(third[:407], second[:])
+    assert torch.equal(krnet.open(tmp_path / "3.krn").labels, labels)
+    assert first.settings == second.settings == third.settings
+    assert krnet.verify(tmp_path / "3.krn", features)["same_features"]
+
+
+@every_recorder
+def test_new_samples_are_nearly_as_good_as_if_all_were_recorded_at_once(starts, recorder):
+    features, labels = maps()
+    grown = krnet.record(features, labels, recorder=recorder, start=starts[recorder])
+    once = krnet.record(features, labels, recorder=recorder, **SETTINGS[recorder])
+    assert abs(r2_of(grown[250:], features[250:]) - r2_of(once[250:], features[250:])) < 0.05
+    assert grown.nbytes < 1.1 * once.nbytes
+
+
+@every_recorder
+def test_the_basis_is_copied_and_the_frequencies_are_counted_anew(starts, recorder, tmp_path):
+    features, labels = maps()
+    krnet.record(features, labels, recorder=recorder, start=starts[recorder], out=tmp_path / "x.krn")
+    old, new = archive.open_archive(starts[recorder]), archive.open_archive(tmp_path / "x.krn")
+    assert set(new.names) == set(old.names)
+    prefix = "codes." if recorder == "pq" else "coded."
+    changed = {"labels", "probe.ids", "probe.values"} | {n for n in old.names if n.startswith(prefix)}
+    for name in [*(set(old.names) - changed), prefix + "column"]:
+        assert torch.equal(new.tensor(name), old.tensor(name)), name
+    assert not torch.equal(new.tensor(prefix + "weights"), old.tensor(prefix + "weights"))
+
+
+@every_recorder
+def test_a_memmap_and_memory_grow_to_the_same_file(starts, recorder, tmp_path):
+    features, labels = maps()
+    np.save(tmp_path / "features.npy", features.numpy())
+    kept = np.load(tmp_path / "features.npy", mmap_mode="r")
+    grown = [
+        krnet.record(f, labels, recorder=recorder, start=starts[recorder])
+        for f in (features, kept, tmp_path / "features.npy")
+    ]
+    assert torch.equal(grown[0][:], grown[1][:]) and torch.equal(grown[0][:], grown[2][:])
+
+
+@every_recorder
+def test_recordings_without_labels_grow_as_well(recorder):
+    features, _ = maps(200)
+    start = krnet.record(features[:100], recorder=recorder, **SETTINGS[recorder])
+    grown = krnet.record(features, recorder=recorder, start=start)
+    assert grown.labels is None and torch.equal(grown[:100], start[:])
+
+
+@every_recorder
+def test_new_samples_beyond_all_that_was_known_leave_the_old_ones_alone(starts, recorder):
+    """Wider than the recording's range, and of symbols that its tables do not have."""
+    features, labels = (given[:300] for given in maps())
+    features[250:] = 5 * features[250:].flip(1)
+    grown = krnet.record(features, labels, recorder=recorder, start=starts[recorder])
+    assert torch.equal(grown[:250], krnet.open(starts[recorder])[:])
+    assert grown[250:].amax() <= features[:250].amax() * 1.001
+
+
+def test_scalars_and_vectors_grow():
+    generator = torch.Generator().manual_seed(0)
+    for shape, recorders in (((), ("quantized", "pq")), ((7,), RECORDERS)):
+        features = torch.rand(60, *shape, generator=generator)
+        for recorder in recorders:
+            start = krnet.record(features[:33], recorder=recorder)
+            grown = krnet.record(features, recorder=recorder, start=start)
+            assert torch.equal(grown[:33], start[:]) and grown[:].shape == features.shape
+
+
+# ------------------------------------------------------------------ sizes
+
+
+@every_recorder
+def test_a_file_with_room_keeps_its_budget_when_it_has_grown(recorder):
+    features, labels = maps(1200)
+    budget, recording, sizes = 40_000, None, []
+    for num in (600, 900, 1200):
+        recording = krnet.record(
+            features[:num], labels[:num], recorder=recorder, budget=budget, room=1200, start=recording
+        )
+        sizes.append(recording.nbytes)
+    assert sizes[0] < sizes[1] < sizes[2] and sizes[0] < 0.8 * budget
+    assert 0.9 * budget <= sizes[2] <= budget
+    assert abs(r2_of(recording[900:], features[900:]) - r2_of(recording[:600], features[:600])) < 0.05
+
+
+@every_recorder
+def test_new_samples_are_coded_in_fewer_bytes_where_the_budget_wants_it(starts, recorder, tmp_path):
+    features, labels = maps()
+    free = krnet.record(features, labels, recorder=recorder, start=starts[recorder])
+    first = krnet.open(starts[recorder])
+    budget = first.nbytes + int(0.8 * (free.nbytes - first.nbytes))
+    out = tmp_path / "x.krn"
+    kept = krnet.record(features, labels, recorder=recorder, start=str(starts[recorder]), budget=budget, out=out)
+    assert 0.9 * budget < out.stat().st_size == kept.nbytes <= budget < free.nbytes
+    assert torch.equal(kept[:250], first[:]) and kept.settings == first.settings
+    assert 0.5 < r2_of(kept[250:], features[250:]) < r2_of(free[250:], features[250:])
+
+
+@every_recorder
+def test_a_budget_that_old_samples_fill_is_refused(starts, recorder, tmp_path):
+    budget = krnet.open(starts[recorder]).nbytes
+    with pytest.raises(BudgetError, match=f"the budget is {budget}"):
+        krnet.record(*maps(), recorder=recorder, start=starts[recorder], budget=budget, out=tmp_path / "x.krn")
+    assert list(tmp_path.iterdir()) == []
+
+
+@every_recorder
+def test_a_budget_larger_than_needed_changes_nothing(starts, recorder):
+    grown = [krnet.record(*maps(), recorder=recorder, start=starts[recorder], budget=b) for b in (None, "1MB")]
+    assert torch.equal(grown[0][:], grown[1][:])
+
+
+# ------------------------------------------------------------------ what is refused
+
+
+@every_recorder
+def test_what_the_recording_cannot_grow_by_is_refused(starts, recorder, tmp_path):
+    features, labels = maps()
+    other = starts[RECORDERS[RECORDERS.index(recorder) - 1]]
+    wrong = labels.clone()
+    wrong[249] += 1
+    cases = {
+        "holds 250 samples, and there are 250 features": (features[:250], labels[:250], starts[recorder]),
+        "holds 250 samples, and there are 100 features": (features[:100], labels[:100], starts[recorder]),
+        f"need one of the same shape by {recorder}": (features[:, :5], labels, starts[recorder]),
+        f"a recording of .* by {other.stem}": (features, labels, other),
+        "its labels are not those of the first 250": (features, wrong, starts[recorder]),
+        "its labels are not those of the first 250 samples": (features, None, starts[recorder]),
+    }
+    for why, (given, given_labels, start) in cases.items():
+        with pytest.raises(InputError, match=why):
+            krnet.record(given, given_labels, recorder=recorder, start=start, out=tmp_path / "x.krn")
+    assert list(tmp_path.iterdir()) == []
+
+
+@every_recorder
+def test_settings_may_repeat_those_of_the_recording_and_not_change_them(starts, recorder):
+    features, labels = (given[:300] for given in maps())
+    given = {"features": features, "labels": labels, "recorder": recorder, "start": starts[recorder]}
+    settings = krnet.open(starts[recorder]).settings
+    grown = krnet.record(**given, **settings)
+    assert torch.equal(grown[:], krnet.record(**given)[:])
+    with pytest.raises(InputError, match="has block_size 16, not 8; a recording that grows keeps its settings"):
+        krnet.record(**given, block_size=8)
+    with pytest.raises(SettingError, match="block_size is 0"):
+        krnet.record(**given, block_size=0)
+    free = krnet.record(**given, **{FREE[recorder]: 0.9})  # of new samples alone
+    assert free.settings == settings and free.nbytes < grown.nbytes
+    assert torch.equal(free[:250], grown[:250]) and not torch.equal(free[250:], grown[250:])
+
+
+@every_recorder
+def test_a_damaged_recording_is_not_grown_from(starts, recorder, tmp_path):
+    path = tmp_path / "start.krn"
+    path.write_bytes(starts[recorder].read_bytes())
+    rewrite_metadata(path, lambda metadata: metadata["settings"].update(block_size=15))
+    with pytest.raises(krnet.errors.RecordingError):
+        krnet.record(*maps(), recorder=recorder, start=path, out=tmp_path / "x.krn")
+    kept = archive.open_archive(starts[recorder])
+    tensors = {name: kept.tensor(name) for name in kept.names}
+    prefix = "codes." if recorder == "pq" else "coded."
+    for name, more in {"first": [0], "sizes": [1], "weights": [2**16 - 1], "centroids": [0]}.items():
+        if prefix + name in tensors:
+            old = tensors[prefix + name]
+            tensors[prefix + name] = torch.cat([old, torch.tensor(more, dtype=torch.int32).to(old.dtype)])
+    archive.write(path, tensors, kept.metadata)
+    with pytest.raises(NotARecordingError, match="a table that no column goes by"):
+        krnet.record(*maps(), recorder=recorder, start=path, out=tmp_path / "x.krn")
