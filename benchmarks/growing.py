@@ -9,6 +9,7 @@ and the new features, as KRIL's recorders do where they do not grow. All three k
 """
 
 import argparse
+import itertools
 import sys
 import tempfile
 import time
@@ -61,7 +62,7 @@ def main():
         found = {"once_r2": r2(record(features, paths[0], args.budget).replay(torch.arange(len(labels))))}
         print(found, file=sys.stderr, flush=True)
         grown = record(features[: ends[0]], paths[1], args.budget, room=len(labels))
-        for before, end in zip(ends, ends[1:]):
+        for before, end in itertools.pairwise(ends):
             last = Path(folder) / f"{before}.krn"
             paths[1].rename(last)
             size = last.stat().st_size
