@@ -225,6 +225,30 @@ def test_l_kr2_brings_replays_nearer_as_the_head_sees_them_and_leaves_the_caller
     assert [name for name, p in head.named_parameters() if not p.requires_grad] == ["last.bias"]
 
 
+def test_the_head_is_shown_a_part_of_a_batch():
+    sizes = []
+
+    class Head(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            sizes.append(len(x))
+            return x.flatten(1)
+
+    features, ids = torch.randn(600, 3, 4, 5), torch.arange(200)
+    for options, shown in (
+        ({}, 50),
+        ({"head_share": 0.9}, 180),
+        ({"head_share": 0.0}, 32),
+        ({"schedule": "paper"}, 200),
+    ):
+        fit = trainee(features, Head(), gamma=1.0, **options)
+        sizes.clear()
+        first, total = fit._losses(ids, features[ids])
+        assert sizes == [shown, shown]
+        low, high = fit.low.view(3, 1, 1), fit.high.view(3, 1, 1)
+        output = fit.net(fit.group[ids], fit.slot[ids]).view(200, 3, 4, 5)[:shown] * (high - low) + low
+        torch.testing.assert_close(total - first, (output - features[:shown]).square().sum() / shown)
+
+
 @pytest.mark.parametrize("options", [TINY, {"network": "compact"}], ids=["paper", "compact"])
 def test_a_head_may_be_scripted(tmp_path, options):
     torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(60, 7))).save(tmp_path / "head.pt")

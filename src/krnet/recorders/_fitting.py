@@ -157,16 +157,18 @@ class NetworkFit(ABC):
         """What the file holds if the fit ends here."""
 
     def _losses(self, ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """L_kr1, and L_kr1 + gamma L_kr2; both sum over a sample's values and average over the batch."""
+        """L_kr1, and L_kr1 + gamma L_kr2; both sum over a sample's values and average over samples."""
         target = normalise(values.view(len(values), *self.sample_shape), self.low, self.high)
         output = self.outputs(ids, target).float().view_as(target)
         first = (output - target).square().sum() / len(values)
         if self.head is None:
             return first, first
-        replayed = denormalise(output, self.low, self.high).view_as(values)
+        # Samples come in random order: the first of them stand for all.
+        shown = slice(self.job.fit.num_shown(len(values)))
+        replayed = denormalise(output[shown], self.low, self.high).view_as(values[shown])
         seen = self.head(replayed)
-        wanted = self.head(values.float()) if self.seen is None else self.seen.index_select(0, ids)
-        second = (seen.float() - wanted.float()).square().sum() / len(values)
+        wanted = self.head(values[shown].float()) if self.seen is None else self.seen.index_select(0, ids[shown])
+        second = (seen.float() - wanted.float()).square().sum() / len(seen)
         return first, first + self.job.fit.gamma * second
 
     def step(self, iteration: int, progress: float) -> Tensor:
@@ -331,6 +333,7 @@ def fit_fingerprint(job: Job) -> dict[str, Any]:
     kept["head"] = None if head is None else digest(head.state_dict().values())
     kept["start"] = None if job.start is None else job.start.fingerprint
     kept["gamma"] = None if head is None else job.fit.gamma
+    kept["shown"] = None if head is None else job.fit.num_shown(job.fit.batch_size)
     return kept
 
 
