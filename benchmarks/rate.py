@@ -64,7 +64,9 @@ def main():
         """A row at once: what comes after it may take long, or be stopped."""
         names = ("recorder", "settings", "budget", "given", "versions", "device", "file", "num_samples")
         metrics = {name: value for name, value in point.items() if name not in names} | {"device": point["device"]}
-        settings = {name: point[name] for name in ("recorder", "budget", "num_samples")} | common | point["settings"]
+        settings = (
+            {name: point[name] for name in ("recorder", "given", "budget", "num_samples")} | common | point["settings"]
+        )
         ledger.append("rate", settings=settings, metrics=metrics, seconds=point["seconds"], seed=0,
                       class_order="lucir1993", files=[args.out / point["file"]])  # fmt: skip
 

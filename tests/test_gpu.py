@@ -113,3 +113,16 @@ def test_a_compact_network_is_fitted_through_a_head_on_the_gpu(tmp_path):
     head = torch.nn.Sequential(torch.nn.Conv2d(16, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU())
     found = krnet.record(features, labels, device="cuda", budget=40_000, iterations=50, head=head, gamma=1e-2)
     assert found.info()["r2"] > 0.5
+
+
+@pytest.mark.parametrize("recorder", ["krnet", "pca", "quantized", "transform", "pq"])
+def test_a_recording_grows_on_the_gpu_and_what_it_held_stays_as_it_is(tmp_path, recorder):
+    features, _ = relu_maps(900, (16, 8, 8))
+    options = {"recorder": recorder, "device": "cuda"} | ({"iterations": 100} if recorder == "krnet" else {})
+    krnet.record(features[:600], out=tmp_path / "a.krn", budget=90_000, room=900, **options)
+    krnet.record(features, out=tmp_path / "b.krn", budget=90_000, start=tmp_path / "a.krn", **options)
+    assert (tmp_path / "b.krn").stat().st_size <= 90_000
+    before, after = (krnet.open(tmp_path / name).replay(torch.arange(600)) for name in ("a.krn", "b.krn"))
+    assert torch.equal(before, after)
+    found = krnet.open(tmp_path / "b.krn", "cuda").replay(torch.arange(600, 900)).cpu()
+    assert (found - features[600:]).square().mean() < 0.6 * features.var()

@@ -135,7 +135,7 @@ def test_few_bits_make_a_far_smaller_file_and_hardly_a_worse_one(maps, tmp_path)
 
 def test_training_for_few_bits_beats_rounding_afterwards():
     features, labels = relu_maps(96, (8, 6, 6))
-    options = {"iterations": 400, "device": "cpu", "c0": 16, "d0": 64, "c1": 16, "group_size": 32}
+    options = {"iterations": 150, "device": "cpu", "c0": 16, "d0": 64, "c1": 16, "group_size": 32}
     trained = api.record(features, labels, bits=2.0, **options)
     whole = api.record(features, labels, **options)
     net = whole._load().net.net

@@ -394,12 +394,13 @@ def draw(path: Path, result: Mapping[str, Any]) -> None:
         axes.margins(x=0.05, y=0.08)
         low, high = axes.get_ylim()
         axes.set_xlim(right=axes.get_xlim()[1] * 2.2)  # room for names
-        at = math.inf
+        taken: dict[int, float] = {}  # the lowest name so far beside lines that end at about the same bytes
         for y_end, x_end, name, colour in sorted(ends, reverse=True):
-            at = min(at - 0.045 * (high - low), y_end)  # names one below the other where lines end alike
+            column = round(2 * math.log2(x_end))
+            taken[column] = min(taken.get(column, math.inf) - 0.045 * (high - low), y_end)
             axes.annotate(
-                name, (x_end, y_end), xytext=(x_end * 1.08, at), textcoords="data", color=colour, fontsize=8.5,
-                va="center",
+                name, (x_end, y_end), xytext=(x_end * 1.08, taken[column]), textcoords="data", color=colour,
+                fontsize=8.5, va="center",
             )  # fmt: skip
     with atomic_write(path) as file:
         figure.savefig(file, format="png")

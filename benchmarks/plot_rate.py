@@ -1,0 +1,64 @@
+"""Draw bytes against R2 and replay accuracy from rows of the ledger that benchmarks/rate.py made, wherever it ran.
+
+    results/ledger.jsonl (recipe rate) -> the newest row of every recorder at every budget -> rate.png
+
+Rows at fixed settings (--measured) and of experiments with a recorder's settings are left out.
+
+    python benchmarks/plot_rate.py -o rate.png
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from krnet import api, rate  # noqa: F401  api knows all recorders
+from krnet.recorders import base
+from krnet.typed import parse_setting
+
+ANY = 10**9  # the budget of rows at fixed settings
+
+
+def given(row, variants):
+    """The settings that a row's recorder was given; rows of before they were noted tell it by the settings they had."""
+    settings = row["settings"]
+    if "given" in settings:
+        return settings["given"]
+    return next((v for v in variants if all(settings.get(name) == value for name, value in v.items())), {})
+
+
+def newest(rows):
+    """(recorder, settings it was given, budget) -> point; none of experiments."""
+    found = {}
+    for row in rows:
+        if row["recipe"] != "rate" or row["outcome"] != "ok" or row["settings"]["budget"] >= ANY:
+            continue
+        recorder = base.choose(row["settings"]["recorder"])
+        variants = [dict(parse_setting(part) for part in text.split(":")) for text in recorder.variants]
+        settings = given(row, variants)
+        if settings and settings not in variants:
+            continue
+        point = {**row["metrics"], "recorder": recorder.name, "given": settings, "budget": row["settings"]["budget"]}
+        found[recorder.name, json.dumps(settings), point["budget"]] = point
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ledger", type=Path, default=Path("results/ledger.jsonl"))
+    parser.add_argument("-o", "--out", type=Path, required=True)
+    args = parser.parse_args()
+    rows = [json.loads(line) for line in args.ledger.read_text().splitlines()]
+    points = newest(rows)
+    order = {name: number for number, name in enumerate(base.names())}
+    chosen = [points[key] for key in sorted(points, key=lambda key: (order[key[0]], key[1] != "{}", key[1:]))]
+    real = {point["real_accuracy"] for point in chosen}
+    assert len(real) == 1, f"rows of {len(real)} sets of features: real accuracies {real}"
+    result = {"num_samples": 25_000, "shape": [64, 8, 8], "head": "F2", "real_accuracy": real.pop(), "points": chosen}
+    rate.draw(args.out, result)
+    for point in chosen:
+        name, accuracy = rate.Series(point["recorder"], point["given"]).name, 100 * point["replay_accuracy"]
+        print(f"{name:26} {point['bytes'] / 1e6:8.3f} MB  R2 {point['r2']:.4f}  {accuracy:.2f} %  {point['device']}")
+
+
+if __name__ == "__main__":
+    main()
