@@ -77,6 +77,8 @@ class KrilConfig(LearnerConfig):
     """L_kr2: the recorder's error is also seen through F2."""
     gamma: float = 1e-3
     """Weight of L_kr2."""
+    head_share: float = 0.25
+    """Share of a batch of the recorder's that F2 is shown for L_kr2."""
     budget: int | None = None
     """Most bytes of all recordings together, when every task is learned: each has a share of them, by its samples."""
     single: bool = False
@@ -92,6 +94,7 @@ class KrilConfig(LearnerConfig):
             check_choice(name, getattr(self, name), (True, False))
         for name in ("tail_lr", "aux", "gamma"):
             check_range(name, getattr(self, name), 0)
+        check_range("head_share", self.head_share, 0, 1)
         for name in ("recorder_iterations", "budget"):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), 1)
@@ -304,7 +307,7 @@ class Kril(Learner):
                 iterations = max(1, round(iterations * min(1.0, learned / len(base_labels))))
             options |= {"iterations": iterations, "schedule": c.recorder_schedule, "gamma": c.gamma}
             preset = PRESET_SHAPES.get(tuple(features.shape[1:])) if c.budget is None else None
-            options |= {"preset": preset, "head": self.tail if c.kr2 else None}
+            options |= {"preset": preset, "head": self.tail if c.kr2 else None, "head_share": c.head_share}
             # A network sized by its samples has to grow with them; one of the paper's is large enough from the start.
             if c.warm_start and preset is not None and earlier is not None:
                 options |= {"start": earlier, "preset": None}
