@@ -235,10 +235,10 @@ def test_the_head_is_shown_a_part_of_a_batch():
 
     features, ids = torch.randn(600, 3, 4, 5), torch.arange(200)
     for options, shown in (
-        ({}, 50),
+        ({}, 200),
+        ({"head_share": 0.25}, 50),
         ({"head_share": 0.9}, 180),
         ({"head_share": 0.0}, 32),
-        ({"schedule": "paper"}, 200),
     ):
         fit = trainee(features, Head(), gamma=1.0, **options)
         sizes.clear()
