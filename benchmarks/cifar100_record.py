@@ -90,7 +90,8 @@ def main():
             metrics["ms_per_iteration"] = 1e3 * info["fit_seconds"] / info["iterations"]
             metrics["replay_accuracy"] = accuracy(head, recording[:], truth)
             metrics["real_accuracy"] = accuracy(head, torch.from_numpy(np.array(features)).to(device), truth)
-            settings["network"] = info["settings"] | {"groups": len(info["settings"]["groups"])}
+            groups = {"groups": len(info["settings"]["groups"])} if "groups" in info["settings"] else {}
+            settings["network"] = info["settings"] | groups
         except errors.FitError as error:
             outcome = f"failed: {error}"
         row = ledger.append(
