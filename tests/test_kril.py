@@ -13,7 +13,7 @@ from krnet import api, learning
 from krnet.descent import Saving
 from krnet.errors import SettingError
 from krnet.learners import base, kril
-from learning_tools import settings_for, small_digits, small_tasks
+from learning_tools import settings_for, small_digits, small_tasks, without_times
 
 CPU = torch.device("cpu")
 
@@ -141,6 +141,39 @@ def test_all_recordings_together_keep_the_budget_and_use_most_of_it(digits, tmp_
         run_task(learner, task, tmp_path)
         assert sum(learner.storage_bytes().values()) <= budget
     assert sum(learner.storage_bytes().values()) > 0.7 * budget
+
+
+@pytest.mark.parametrize(("recorder", "budget"), [("krnet", 60_000), ("pca", 60_000), ("quantized", None)])
+def test_a_recording_that_grows_is_one_file_whose_old_samples_stay_as_they_are(digits, tmp_path, recorder, budget):
+    learner = make(digits, tmp_path, recorder=recorder, budget=budget)
+    run_task(learner, 0, tmp_path)
+    before = learner._replay_all(1)
+    for task in (1, 2):
+        run_task(learner, task, tmp_path)
+    after = learner._replay_all(3)
+    assert len(learner._files(2)) == 1 and len(after[1]) == sum(learner._counts())
+    for old, new in zip(before, after):
+        assert torch.equal(old, new[: len(old)])
+
+
+@pytest.mark.parametrize("last", [1, 2])
+def test_a_run_interrupted_while_its_recording_grows_ends_as_if_nothing_had_happened(digits, tmp_path, last):
+    class Stop(learning.Silent):
+        def work(self, method, task, num_tasks, name, epochs):
+            self.here = task == last and name == "recorder"
+
+        def status(self, status):
+            if self.here:
+                raise KeyboardInterrupt
+
+    def learn(out, **options):
+        settings = {**settings_for("kril"), "budget": 60_000}
+        options = {"settings": settings, "device": "cpu", "seed": 1, "checkpoint_s": 0.0, **options}
+        return learning.learn("kril", digits, small_tasks(), out=tmp_path / out, **options)
+
+    with pytest.raises(KeyboardInterrupt):
+        learn("run", watcher=Stop())
+    assert without_times(learn("run", resume=True)) == without_times(learn("whole"))
 
 
 def test_the_loss_is_cross_entropy_plus_the_change_of_f2s_features_on_replays_alone(digits, tmp_path):
