@@ -1,8 +1,9 @@
 """Draw bytes against R2 and replay accuracy from rows of the ledger that benchmarks/rate.py made, wherever it ran.
 
-    results/ledger.jsonl (recipe rate) -> the newest row of every recorder at every budget -> rate.png
+    results/ledger.jsonl (recipe rate) -> the longest fit of every recorder at every budget -> rate.png
 
-Rows at fixed settings (--measured) and of experiments with a recorder's settings are left out.
+Of fits as long as each other, the newest. Rows at fixed settings (--measured) and of experiments with a recorder's
+settings are left out.
 
     python benchmarks/plot_rate.py -o rate.png
 """
@@ -16,6 +17,7 @@ from krnet.recorders import base
 from krnet.typed import parse_setting
 
 ANY = 10**9  # the budget of rows at fixed settings
+FULL = 10**9  # iterations of a fit that was not cut short
 
 
 def given(row, variants):
@@ -26,9 +28,9 @@ def given(row, variants):
     return next((v for v in variants if all(settings.get(name) == value for name, value in v.items())), {})
 
 
-def newest(rows):
+def longest(rows):
     """(recorder, settings it was given, budget) -> point; none of experiments."""
-    found = {}
+    found, lengths = {}, {}
     for row in rows:
         if row["recipe"] != "rate" or row["outcome"] != "ok" or row["settings"]["budget"] >= ANY:
             continue
@@ -38,7 +40,9 @@ def newest(rows):
         if settings and settings not in variants:
             continue
         point = {**row["metrics"], "recorder": recorder.name, "given": settings, "budget": row["settings"]["budget"]}
-        found[recorder.name, json.dumps(settings), point["budget"]] = point
+        key, length = (recorder.name, json.dumps(settings), point["budget"]), row["settings"]["iterations"] or FULL
+        if length >= lengths.get(key, 0):
+            found[key], lengths[key] = point, length
     return found
 
 
@@ -48,7 +52,7 @@ def main():
     parser.add_argument("-o", "--out", type=Path, required=True)
     args = parser.parse_args()
     rows = [json.loads(line) for line in args.ledger.read_text().splitlines()]
-    points = newest(rows)
+    points = longest(rows)
     order = {name: number for number, name in enumerate(base.names())}
     chosen = [points[key] for key in sorted(points, key=lambda key: (order[key[0]], key[1] != "{}", key[1:]))]
     real = {point["real_accuracy"] for point in chosen}
