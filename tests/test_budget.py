@@ -20,7 +20,7 @@ from krnet.budget import parse_size, parse_sizes, say_size, search, smallest_rea
 from krnet.config import FitConfig
 from krnet.errors import BudgetError, InputError, ResumeError, SettingError
 from krnet.features import open_features
-from krnet.recorders._coded import LEARNED
+from krnet.recorders._features import LEARNED
 from krnet.recorders.base import Content, Job, Recorder, choose, overhead_bytes
 from krnet.samples import Samples
 from krnet.scan import scan
@@ -183,7 +183,7 @@ def test_features_of_any_shape_keep_to_a_budget(recorder, shape):
     smallest = krnet.record(features, recorder=recorder, budget=1, over_budget=True).nbytes
     for budget in (9000, 30_000):
         made = krnet.record(features, recorder=recorder, budget=budget, over_budget=True)
-        assert made.nbytes <= max(budget, smallest)
+        assert made.nbytes <= max(budget, smallest + 8)  # the header has the budget, with more digits than 1 has
 
 
 @pytest.mark.parametrize("recorder", CODED)

@@ -32,7 +32,7 @@ from krnet.errors import (
 )
 from krnet.features import open_features
 from krnet.quantize import Tables
-from krnet.recorders import _coded, pca, transform
+from krnet.recorders import _features, _numbers, pca, transform
 from krnet.recorders.base import Job, choose
 from krnet.samples import Samples
 from krnet.scan import normalise, scan
@@ -143,7 +143,7 @@ def test_one_sample_is_read_from_its_own_block(files, recorder, monkeypatch):
 @every_recorder
 def test_what_is_too_large_to_keep_is_decoded_each_time_and_the_same(files, recorder, monkeypatch):
     expected = krnet.open(files[recorder])[:]
-    monkeypatch.setattr(_coded, "CACHE_BYTES", 0)
+    monkeypatch.setattr(_numbers, "CACHE_BYTES", 0)
     recording = krnet.open(files[recorder])
     assert_near(recording[[149, 2, 70, 2]], expected[[149, 2, 70, 2]])
     assert_near(recording[:], expected)
@@ -261,7 +261,8 @@ def test_the_size_is_told_before_anything_is_coded(recorder, tmp_path):
 
 @every_recorder
 def test_features_that_take_several_readings_are_recorded_as_well(files, recorder, monkeypatch, tmp_path):
-    monkeypatch.setattr(_coded, "CHUNK_BYTES", 4 * 336 * 16)  # one block of 16 samples
+    for module in (_features, _numbers):
+        monkeypatch.setattr(module, "CHUNK_BYTES", 4 * 336 * 16)  # one block of 16 samples
     krnet.record(*maps(), recorder=recorder, out=tmp_path / "x.krn", step=0.1)
     # The axes of a covariance that was added up otherwise may be turned a little.
     parts, whole = krnet.open(tmp_path / "x.krn").info(), krnet.open(files[recorder]).info()

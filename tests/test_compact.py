@@ -183,6 +183,14 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(maps, tmp_path, option
     assert not (tmp_path / "a.krn").exists()
 
 
+def test_few_samples_of_large_maps_are_recorded(tmp_path):
+    features = relu_maps(40, (8, 40, 40))
+    for options in ({"budget": 60_000}, {"budget": None, "network": "compact"}):
+        found = made(features, tmp_path / "a.krn", iterations=3, **options)
+        assert found.info()["r2"] > 0 and krnet.verify(tmp_path / "a.krn")["ok"]
+        (tmp_path / "a.krn").unlink()
+
+
 def test_a_network_adds_nothing_before_it_is_trained():
     net = CompactNet((4, 5, 5), CompactConfig(step=0.1, components=3, c1=8))
     with torch.no_grad():

@@ -30,7 +30,7 @@ from krnet.errors import (
 )
 from krnet.features import open_features
 from krnet.quantize import Tables
-from krnet.recorders import _coded, _kmeans, _pq_budget, pq
+from krnet.recorders import _features, _kmeans, _numbers, _pq_budget, pq
 from krnet.recorders.base import Job, choose
 from krnet.samples import Samples
 from krnet.scan import normalise, scan
@@ -252,7 +252,7 @@ def test_any_order_and_any_batch_give_the_same_samples(kept, monkeypatch):
         assert torch.equal(torch.cat([fresh[ids] for ids in order.split(size)]), everything[order])
     assert recording[[]].shape == (0, *SHAPE)
     assert torch.equal(recording.replay(torch.tensor([9]), "fast"), everything[9:10])
-    monkeypatch.setattr(_coded, "CACHE_BYTES", 0)
+    monkeypatch.setattr(_numbers, "CACHE_BYTES", 0)
     assert torch.equal(krnet.open(kept)[[149, 2, 70, 2]], everything[[149, 2, 70, 2]])
 
 
@@ -362,7 +362,8 @@ def test_recording_twice_gives_the_same_tensors(kept, tmp_path):
 
 
 def test_features_that_take_several_readings_are_recorded_the_same(kept, monkeypatch, tmp_path):
-    monkeypatch.setattr(pq, "CHUNK_BYTES", 4 * 120 * 16)
+    for module in (_features, pq):
+        monkeypatch.setattr(module, "CHUNK_BYTES", 4 * 120 * 16)
     krnet.record(*maps(), recorder="pq", out=tmp_path / "x.krn", **SETTINGS)
     parts, whole = krnet.open(tmp_path / "x.krn").info(), krnet.open(kept).info()
     assert parts["r2"] == pytest.approx(whole["r2"], abs=0.02)  # other positions to train on

@@ -16,18 +16,16 @@ from torch import Tensor
 from krnet import parallel
 from krnet.config import from_dict
 from krnet.errors import InputError
-from krnet.lowbit import NUM_TENSORS, PACKED_TENSORS, StraightThrough
-from krnet.recorders._coded import CODED_TENSORS, CodedConfig, Numbers, normalised, survey
+from krnet.lowbit import PACKED_TENSORS, StraightThrough
+from krnet.recorders._features import coordinates
 from krnet.recorders._fitting import NET, run_fit
-from krnet.recorders._rest import rest
+from krnet.recorders._numbers import CODED_TENSORS, CodedConfig, Numbers, survey
+from krnet.recorders._rest import keep_settings, rest
 from krnet.recorders.base import Content, Job, Recorder, overhead_bytes
 from krnet.recorders.compact import (
     ALMOST,
-    AXES,
     CODES,
-    READ_SAMPLES,
-    SETTLED,
-    SPEED,
+    FILE_TENSORS,
     CodesFit,
     CompactConfig,
     read_codes,
@@ -35,6 +33,7 @@ from krnet.recorders.compact import (
     read_network,
     with_codes,
 )
+from krnet.recorders.pca import AXES
 from krnet.training import Outcome
 
 DEAREST = 64.0  # price of a bit, in what it is worth
@@ -51,24 +50,21 @@ class GrownFit(CodesFit):
         net = read_network(job.source.shape, config, self.start).to(device).requires_grad_(False)
         self.step_size = torch.tensor(config.step, device=device)
         self.price = torch.ones((), device=device)
-        self.codes = torch.empty(len(job.source), config.components, device=device)
         with parallel.exact(), torch.no_grad():
             # The axes are no longer quite orthonormal: what lies nearest to a map along them.
             nearest = torch.linalg.pinv(net.axes.double()).float()  # (values, k)
-            for ids in torch.arange(len(job.source)).split(READ_SAMPLES):
-                self.codes[ids.to(device)] = (normalised(job, ids).flatten(1) - net.mean) @ nearest
+            self.codes = coordinates(job, net.mean, nearest)
             self.wanted = self._wanted()
         super().__init__(job, lambda: net)
 
     def _wanted(self) -> Tensor | None:
-        """Bits of a new sample that the file has room for; None where it has room for all."""
         if self.config.most_bytes is None:
             return None
         before = sum(tensor.nbytes for tensor in self.network().values())
         before += sum(self.start.tensor(f"{CODES}{name}").nbytes for name in CODED_TENSORS)
-        before += overhead_bytes(self.whole, NUM_TENSORS + 2 * len(CODED_TENSORS) + 5, asdict(self.config))
-        new = Numbers(lambda rows: self.codes[rows.to(self.codes.device)], *self.codes.shape)
-        share = max(self.config.most_bytes - before, 1) / survey(new, self.config.coding).size_bytes
+        before += overhead_bytes(self.whole, FILE_TENSORS, asdict(self.config))
+        found = survey(Numbers.of(self.codes), self.config.coding)
+        share = max(self.config.most_bytes - before, 1) / found.size_bytes
         return super().bits(self.codes) * min(ALMOST * share, 1.0)
 
     def make_optimizers(self) -> list[torch.optim.Optimizer]:
@@ -84,9 +80,7 @@ class GrownFit(CodesFit):
     @torch.no_grad()
     def moved(self, ids: Tensor) -> None:
         super().moved(ids)
-        if self.wanted is not None:
-            excess = (self.taken / self.price / self.wanted - 1).clamp(-0.5, 0.5)
-            self.price.mul_((SPEED * excess * (self.rate > SETTLED)).exp()).clamp_(1.0, DEAREST)
+        self.follow(self.price, self.taken / self.price, 1.0, DEAREST)
 
     def state(self) -> dict[str, Tensor]:
         return super().state() | {"price": self.price}
@@ -123,12 +117,7 @@ def grow(recorder: Recorder, job: Job) -> Content:
         if given is not None:
             raise InputError(f"{path}: a compact network, which grows as it is, and {name} is given. Leave {name} out")
     config = read_config(job.start.settings)
-    for name, value in job.settings.items():
-        found = getattr(config, name, None)
-        if name not in ("most_bytes", "dead_zone") and found != value:
-            raise InputError(
-                f"{path}: has {name} {found!r}, not {value!r}; what grows from it keeps its settings. Leave {name} "
-                f"out, or start"
-            )
-    config = from_dict(CompactConfig, asdict(config) | {"most_bytes": None, "dead_zone": 0.5} | dict(job.settings))
+    free = {"dead_zone": 0.5, "most_bytes": None}
+    keep_settings(job, config, tuple(free))
+    config = from_dict(CompactConfig, asdict(config) | free | dict(job.settings))
     return run_fit(recorder, GrownFit(others, config, job), asdict(config))

@@ -22,24 +22,12 @@ from torch import Tensor
 
 from krnet import parallel
 from krnet.config import check_range, from_dict
-from krnet.errors import InputError, NotARecordingError, SettingError
+from krnet.errors import NotARecordingError, SettingError
 from krnet.quantize import MAX_SYMBOL, RESTORE
-from krnet.recorders._coded import (
-    CODED_TENSORS,
-    PREFIX,
-    UNUSED,
-    CodedConfig,
-    CodedRecorder,
-    CodedReplayer,
-    Numbers,
-    encode,
-    numbers_of,
-    planned_bytes,
-    planned_overhead,
-    survey,
-)
-from krnet.recorders._rest import rest
-from krnet.recorders.base import Content, Job, Recorder
+from krnet.recorders._basis import PREFIX, UNUSED, CodedReplayer, numbers_of, planned_bytes
+from krnet.recorders._numbers import CODED_TENSORS, CodedConfig, Numbers, encode, survey
+from krnet.recorders._rest import keep_settings, rest
+from krnet.recorders.base import Content, Job, Recorder, planned_overhead
 from krnet.samples import Samples
 
 
@@ -66,12 +54,7 @@ class Growth(ABC):
         if self.free in job.settings:
             check_range(self.free, job.settings[self.free], *self.limits)
         from_dict(config_class, {n: v for n, v in job.settings.items() if n != self.free})  # refuses what none has
-        for name, value in job.settings.items():
-            if name != self.free and value != (found := getattr(self.config, name)):
-                raise InputError(
-                    f"{job.start.path}: has {name} {found!r}, not {value!r}; a recording that grows keeps its settings "
-                    f"({self.free} may differ for new samples). Leave {name} out, or record without start"
-                )
+        keep_settings(job, self.config, (self.free,))
 
     @abstractmethod
     def coding(self, value: float) -> tuple[Numbers, CodedConfig]:
@@ -144,9 +127,6 @@ class CodedGrowth(Growth):
     """
 
     prefix, free, limits = PREFIX, "dead_zone", (0.5, float(MAX_SYMBOL))
-
-    def __init__(self, job: Job, recorder: CodedRecorder):
-        super().__init__(job, recorder, recorder.config_class)
 
     def coding(self, value: float) -> tuple[Numbers, CodedConfig]:
         config = replace(self.config, dead_zone=min(value, self.config.dead_zone))

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from krnet.recorders._coded import CODED_TENSORS, CodedConfig, Numbers, numbers_of
+from krnet.recorders._basis import numbers_of
 from krnet.recorders._growing import Growth
+from krnet.recorders._numbers import CODED_TENSORS, CodedConfig, Numbers
 from krnet.recorders.base import Job
 from krnet.recorders.pq import CODE, CODES, ENTRIES, Codebooks, PQConfig, PQRecorder
 

@@ -1,6 +1,7 @@
 """A recording that grows: the samples it held stay as they are, bit for bit, and those behind them are recorded.
 
     job (all features), start (the first of them) -> rest -> job (the others), in the range that start has for them
+    settings of the job, and of start -> keep_settings -> refused where they differ
 
 Recorded anew with every few samples, from its own replays, a recording would lose a little more each time.
 """
@@ -8,6 +9,7 @@ Recorded anew with every few samples, from its own replays, a recording would lo
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -47,3 +49,15 @@ def rest(job: Job, recorder: str) -> Job:
         samples=Samples(len(others), source.shape, None if labels is None else labels[held:]),
         stats=replace(job.stats, low=low, high=high, count=len(others) * math.prod(source.shape)),
     )
+
+
+def keep_settings(job: Job, config: object, free: Sequence[str]) -> None:
+    """config: that of `job.start`; free: the settings that new samples may have to themselves."""
+    assert job.start is not None, "nothing to grow from"
+    for name, value in job.settings.items():
+        found = getattr(config, name, None)
+        if name not in free and found != value:
+            raise InputError(
+                f"{job.start.path}: has {name} {found!r}, not {value!r}; a recording that grows keeps its settings "
+                f"({' and '.join(free)} may differ for new samples). Leave {name} out, or record without start"
+            )

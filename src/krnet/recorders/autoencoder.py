@@ -31,8 +31,9 @@ from krnet.errors import InputError, NotARecordingError, OversizedRecordingError
 from krnet.layers import NEGATIVE_SLOPE, norm_act
 from krnet.lowbit import Rounding, rounded, step_for
 from krnet.quantize import RESTORE
-from krnet.recorders._coded import MAX_BLOCK, CodedConfig, CodedNumbers, Numbers, Reader, encode, normalised, survey
+from krnet.recorders._features import normalised
 from krnet.recorders._fitting import NET, NetworkFit, NetworkReplayer, rounding_plan, run_fit
+from krnet.recorders._numbers import MAX_BLOCK, CodedConfig, CodedNumbers, Numbers, Reader, encode, survey
 from krnet.recorders.base import Content, Job, Recorder, TensorStore, overhead_bytes, register
 from krnet.samples import Samples
 from krnet.sizing import MAX_START_AREA, map_shape, preset_config, sizes_for

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from krnet.archive import TensorStore as TensorStore
 from krnet.config import FitConfig, check_choice
-from krnet.errors import MissingTensorError, TensorShapeError, UnknownRecorderError
+from krnet.errors import InputError, MissingTensorError, TensorShapeError, UnknownRecorderError
 from krnet.features import FeatureSource
 from krnet.samples import Samples
 from krnet.scan import FeatureStats
@@ -166,6 +166,20 @@ def overhead_bytes(job: Job, num_tensors: int, settings: Mapping[str, Any]) -> i
     probe = min(PROBE_SAMPLES, len(job.source)) * (8 + 4 * min(PROBE_VALUES, math.prod(job.source.shape)))
     labels = sum(tensor.nbytes for tensor in tensors.values())
     return 1400 + 170 * (num_tensors + len(tensors)) + len(text) + probe + labels
+
+
+def planned_overhead(job: Job, num_tensors: int, settings: Mapping[str, Any]) -> int:
+    """`overhead_bytes` when the file has grown: labels and classes as many more as there are samples."""
+    metadata, tensors = job.samples.describe()
+    labels = len(json.dumps(metadata["classes"])) + sum(tensor.nbytes for tensor in tensors.values())
+    share = (job.num_planned - len(job.source)) / len(job.source)
+    return overhead_bytes(job, num_tensors, settings) + math.ceil(share * labels)
+
+
+def refuse_network(job: Job, recorder: str, options: Sequence[str] = ("preset", "head")) -> None:
+    for option in options:
+        if getattr(job, option) is not None:
+            raise InputError(f"{option} is given, and recorder {recorder} has no network to use it; leave {option} out")
 
 
 _REGISTRY: dict[str, Recorder] = {}

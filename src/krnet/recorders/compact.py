@@ -29,41 +29,36 @@ from torch.func import functional_call
 from krnet import parallel
 from krnet.budget import largest
 from krnet.config import check_choice, check_int, check_range, from_dict
-from krnet.errors import InputError, NotARecordingError, OversizedRecordingError, SettingError
-from krnet.lowbit import NUM_TENSORS, StraightThrough, coded_bits, pack, packed_bytes, rounded, unpack
+from krnet.errors import InputError, NotARecordingError, SettingError
+from krnet.lowbit import NUM_TENSORS, StraightThrough, pack, packed_bytes, rounded, unpack
 from krnet.quantize import RESTORE
-from krnet.recorders._coded import (
+from krnet.recorders._features import coordinates, learned_once
+from krnet.recorders._fitting import NET, NetworkFit, NetworkReplayer, rounding_plan, run_fit
+from krnet.recorders._numbers import (
     CODED_TENSORS,
-    LEARNED,
     MAX_BLOCK,
     CodedConfig,
     CodedNumbers,
     Numbers,
     Reader,
     encode,
-    normalised,
     survey,
 )
-from krnet.recorders._fitting import NET, NetworkFit, NetworkReplayer, rounding_plan, run_fit
 from krnet.recorders.base import Content, Job, Recorder, TensorStore, overhead_bytes
-from krnet.recorders.pca import EXACT, FINEST, NUMBERS_PER_BYTE, SMALL, WORTH, Axes, principal_axes
+from krnet.recorders.pca import AXES, EXACT, FINEST, WORTH, Axes, load_axes, principal_axes
 from krnet.samples import Samples
 from krnet.sizing import map_shape
 from krnet.training import Outcome
 
-AXES, CODES = "axes.", "codes."
+CODES = "codes."
+FILE_TENSORS = NUM_TENSORS + 2 * len(CODED_TENSORS) + 5  # those of axes and codes; mean, scale, unit, low and high
 DEFAULT_STEP = 0.25
 SLOPE = 0.01  # below zero, while training: outputs there still learn
 AXES_RATE = 0.1  # learning rate of the axes, as a share of the network's
 CODE_RATE = 0.5  # of a Newton step
-KEPT_SHARE = 0.05  # of a budget, that the network may take
-WIDTHS = (128, 64, 32, 16, 8, 0)
 ALMOST = 0.985  # of the bytes that codes and axes may take: what the step aims at
 SPEED = 0.2  # by which the step follows the bits, at each update
 SETTLED = 0.2  # of the learning rate: from there on the step stays
-KEPT_AXIS = 0.8  # steps of standard deviation from which an axis is kept, where error and size are best together
-GAIN = 1.2, 0.4  # e**0.4 times 1.2 of the error of principal components of the same bytes is left, where it is e
-READ_SAMPLES = 4096  # at a time
 ZONES, WIDER = 200, 1.02  # widths of the dead zone that are tried to keep to the bytes, each so many times the last
 WHOLE = CodedConfig(step=1.0, centroid=0.0, block_size=MAX_BLOCK)
 
@@ -176,6 +171,8 @@ class CodesFit(NetworkFit):
     codes: Tensor
     """(samples, k), not yet rounded."""
     step_size: Tensor
+    wanted: Tensor | None
+    """Bits of a sample that the file has room for; None where it has room for all."""
 
     def __init__(self, job: Job, make: Callable[[], CompactNet]):
         self.rate = torch.zeros((), device=job.device)
@@ -204,6 +201,12 @@ class CodesFit(NetworkFit):
         move = (0.5 * CODE_RATE * downhill).clamp(-self.step_size, self.step_size)
         self.codes.index_copy_(0, ids, self.chosen - self.rate * move)
 
+    def follow(self, knob: Tensor, taken: Tensor, least: float, most: float | None = None) -> None:
+        """Turn what saves bits to where a sample takes those that are wanted."""
+        if self.wanted is not None:
+            excess = (taken / self.wanted - 1).clamp(-0.5, 0.5)
+            knob.mul_((SPEED * excess * (self.rate > SETTLED)).exp()).clamp_(least, most)
+
     def _set_rates(self, share: float) -> None:
         super()._set_rates(share)
         self.rate.fill_(share)
@@ -221,15 +224,13 @@ class CompactFit(CodesFit):
     def __init__(self, job: Job, config: CompactConfig, axes: Axes):
         k, device = config.components, job.device
         self.spread, self.finest = axis_spread(axes, k)
-        self.codes = torch.empty(len(job.source), k, device=device)
-        for ids in torch.arange(len(job.source)).split(READ_SAMPLES):
-            self.codes[ids.to(device)] = (normalised(job, ids).flatten(1) - axes.mean) @ axes.axes[:k].T
+        self.codes = coordinates(job, axes.mean, axes.axes[:k].T)
         # Finer ones have more values than the coder's tables take.
         self.least_step = float(self.codes.abs().max()) / FINEST
         step = config.step if config.most_bytes is None else max(config.step, self.least_step)
         self.config, self.axes = replace(config, step=step), axes
         self.step_size = torch.tensor(step, device=device)
-        self.wanted: Tensor | None = None
+        self.wanted = None
         super().__init__(job, self._start)
 
     def _start(self) -> CompactNet:
@@ -258,7 +259,7 @@ class CompactFit(CodesFit):
         """What is to be coded, and how: the axes, and the codes."""
         lines = (axes.detach() * self.scale).T  # (values, k)
         return (
-            (Numbers(lambda rows: lines[rows.to(lines.device)], *lines.shape), WHOLE),
+            (Numbers.of(lines), WHOLE),
             (Numbers(lambda rows: config.thinned(self.codes[rows.to(self.device)]), *self.codes.shape), config.coding),
         )
 
@@ -297,9 +298,7 @@ class CompactFit(CodesFit):
     def moved(self, ids: Tensor) -> None:
         """The step goes to where the file has its size."""
         super().moved(ids)
-        if self.wanted is not None:
-            excess = (self.taken / self.wanted - 1).clamp(-0.5, 0.5)
-            self.step_size.mul_((SPEED * excess * (self.rate > SETTLED)).exp()).clamp_(min=self.least_step)
+        self.follow(self.step_size, self.taken, self.least_step)
 
     @torch.no_grad()
     def content(self, outcome: Outcome) -> Content:
@@ -361,8 +360,9 @@ def axis_spread(axes: Axes, components: int) -> tuple[Tensor, Tensor]:
 
 
 def axis_scale(spread: Tensor, finest: Tensor, step: Tensor, num_samples: int) -> Tensor:
-    """As in pca.py: a bit more for an axis then gains as much as a bit more for its numbers."""
-    return (spread / torch.maximum(finest, step / math.sqrt(num_samples))).half().float()
+    """As in pca.py: a bit more for an axis then gains as much as a bit more for its numbers. As fp16 can hold it."""
+    scale = spread / torch.maximum(finest, step / math.sqrt(num_samples))
+    return scale.clamp(max=torch.finfo(torch.float16).max).half().float()
 
 
 def network_bytes(shape: tuple[int, ...], config: CompactConfig) -> int:
@@ -377,81 +377,14 @@ def fixed_bytes(job: Job, config: CompactConfig) -> int:
     """About how large a file is without what codes and axes take."""
     found = network_bytes(job.source.shape, config) + 2 * math.prod(job.source.shape)
     found += 4 * config.components + 8 * map_shape(job.source.shape)[0]
-    return found + overhead_bytes(job, NUM_TENSORS + 2 * len(CODED_TENSORS) + 5, asdict(config))
-
-
-def size_bytes(job: Job, config: CompactConfig, axes: Axes) -> int:
-    """About how large a file is at first; an upper bound where numbers are normal, which they are not quite."""
-    num_samples, num_values = job.num_planned, math.prod(job.source.shape)
-    step = torch.tensor(config.step, device=axes.std.device)
-    of_axes = axis_scale(*axis_spread(axes, config.components), step, num_samples).double() / math.sqrt(num_values)
-    of_codes = axes.std[: config.components].double() / config.step
-    bits = num_values * sum(coded_bits(1 / max(s, 1e-3)) for s in of_axes.tolist())
-    bits += num_samples * sum(coded_bits(1 / max(s, 1e-3)) for s in of_codes.tolist())
-    return math.ceil(bits / 8) + fixed_bytes(job, config)
-
-
-def for_budget(job: Job, budget: int) -> dict[str, Any]:
-    """Step and number of axes with the least error that the budget pays for, beside a network of a twentieth of it."""
-    axes = learned(job)
-    channels, num_values = map_shape(job.source.shape)[0], math.prod(job.source.shape)
-    given = {"most_bytes": budget, **job.settings}
-
-    def network(step: float, components: int, c1: int) -> CompactConfig:
-        return from_dict(CompactConfig, {"step": step, "components": components, "c1": c1, **given})
-
-    def finest(components: int) -> float:
-        """The smallest step that keeps the budget, or the largest there is."""
-        low, high = math.log(1e-5), math.log(2 * math.sqrt(num_values) + 1)
-        while high - low > 1e-3:
-            middle = (low + high) / 2
-            fits = size_bytes(job, network(math.exp(middle), components, c1), axes) <= budget
-            low, high = (low, middle) if fits else (middle, high)
-        return math.exp(high)
-
-    def error(components: int) -> float:
-        """Of rounding codes and axes, and of what the axes left out hold."""
-        rounding = components * finest(components) ** 2 / 12 * (1 + num_values / job.num_planned)
-        return rounding + float(axes.std[components:].double().square().sum())
-
-    widths = [c1 for c1 in WIDTHS if c1 <= max(channels, 8)]
-    c1 = next(
-        c1 for c1 in widths if c1 == 0 or network_bytes(job.source.shape, network(1.0, 1, c1)) <= KEPT_SHARE * budget
-    )
-    most = min(len(axes.std), int((axes.std > 0).sum()) or 1)
-    tried = sorted({max(1, round(most * 0.85**n)) for n in range(math.ceil(math.log(most) / -math.log(0.85)) + 1)})
-    best = int(given["components"]) if "components" in given else min(tried, key=error)
-    return asdict(network(float(f"{finest(best):.5g}"), best, c1))
-
-
-def likely_bytes(job: Job, target_r2: float) -> tuple[float, float]:
-    """About the bytes that reach an R2: those of principal components with a larger error. And how many are fixed."""
-    axes, num_values = learned(job), math.prod(job.source.shape)
-    std, error = axes.std.double(), max(1 - target_r2, 1e-6)
-    allowed = error / min(1.0, GAIN[0] * error ** GAIN[1]) * job.stats.variance * num_values
-
-    def kept(step: float) -> int:
-        return max(1, int((std > KEPT_AXIS * step).sum()))
-
-    low, high = math.log(1e-5), math.log(2 * math.sqrt(num_values) + 1)
-    while high - low > 1e-3:
-        step = math.exp((low + high) / 2)
-        rounding = kept(step) * step**2 / 12 * (1 + num_values / len(job.source))
-        enough = rounding + float(std[kept(step) :].square().sum()) <= allowed
-        low, high = (math.log(step), high) if enough else (low, math.log(step))
-    config = CompactConfig(step=math.exp(low), components=kept(math.exp(low)), c1=0)
-    return size_bytes(job, config, axes) / (1 - KEPT_SHARE), fixed_bytes(job, config)
+    return found + overhead_bytes(job, FILE_TENSORS, asdict(config))
 
 
 def learned(job: Job) -> Axes:
     """Once for the same features: a search fits them several times."""
     components = job.settings.get("components") if math.prod(job.source.shape) > EXACT else None
-    key = ("compact", str(job.device), job.fit.seed, components)
-    if LEARNED.get(job.source, (None, None))[0] != key:
-        with parallel.exact(), torch.inference_mode():
-            LEARNED[job.source] = key, principal_axes(job, components)
-    found: Axes = LEARNED[job.source][1]
-    return found
+    with parallel.exact(), torch.inference_mode():
+        return learned_once(job, "compact", components, lambda: principal_axes(job, components))
 
 
 # ------------------------------------------------------------------ a recorder's two halves
@@ -490,12 +423,7 @@ def read_network(shape: tuple[int, ...], config: CompactConfig, store: TensorSto
         net = CompactNet(shape, config)
     shapes = {name: tuple(p.shape) for name, p in net.refine.named_parameters()}
     weights = unpack(store, NET, shapes, rounding_plan(net.refine, config.bits)) if config.c1 else {}
-    coded = CodedNumbers.load(store, AXES, num_values, k, WHOLE.block_size)
-    most = SMALL + NUMBERS_PER_BYTE * len(coded.blocks.stream)
-    if k * num_values > most:
-        raise OversizedRecordingError(
-            f"axes of {k * num_values} numbers in {len(coded.blocks.stream)} bytes. {RESTORE}"
-        )
+    coded = load_axes(store, num_values, k)
     scale = store.tensor("scale", shape=(k,), dtype=torch.float16).float()
     lines = Reader(coded, WHOLE, torch.device("cpu")).read(torch.arange(num_values)).T / scale[:, None]
     weights = {f"refine.{name}": value for name, value in weights.items()} | {"axes": lines.contiguous()}

@@ -28,9 +28,9 @@ from krnet.decoder import Decoder
 from krnet.embedding import BatchedIDEmbedding, GroupTable
 from krnet.errors import InputError, NotARecordingError, OversizedRecordingError, SettingError
 from krnet.lowbit import NUM_TENSORS, Rounding, pack, packed_bytes, rounded, step_for, unpack
-from krnet.recorders import compact
-from krnet.recorders._coded import normalised
+from krnet.recorders import _compact_budget, compact
 from krnet.recorders._compact_growing import grow
+from krnet.recorders._features import coordinates
 from krnet.recorders._fitting import NET, NetworkFit, NetworkReplayer, rounding_plan, run_fit
 from krnet.recorders.base import Content, Earlier, Job, Recorder, TensorStore, overhead_bytes, register
 from krnet.recorders.compact import CompactConfig
@@ -43,7 +43,6 @@ from krnet.training import Outcome
 # The geometry follows from the features and is not the caller's to set.
 NETWORK_NAMES = frozenset(f.name for f in fields(NetworkConfig)) - {"channels", "height", "width", "vector"}
 COMPACT_NAMES = frozenset(f.name for f in fields(CompactConfig))
-READ_SAMPLES = 4096  # at a time
 CHEAP_BITS = 4.0  # of a weight, under a budget
 
 
@@ -161,7 +160,7 @@ class KRNetRecorder(Recorder):
         if job.start is not None:  # what starts from another has its sizes
             return {"most_bytes": budget} if is_compact(job.start) else {}
         if not self.stops_at_target(job.preset, job.start, job.settings):
-            return compact.for_budget(job, budget)
+            return _compact_budget.for_budget(job, budget)
         network = {"bits": CHEAP_BITS, "last_norm": job.fit.schedule == "paper", **job.settings}
         network.pop("network", None)
 
@@ -187,7 +186,7 @@ class KRNetRecorder(Recorder):
         return settings.get("network", "paper" if of_paper else "compact") != "compact"
 
     def likely_bytes(self, job: Job, target_r2: float) -> tuple[float, float]:
-        return compact.likely_bytes(job, target_r2)
+        return _compact_budget.likely_bytes(job, target_r2)
 
     def size_bytes(self, job: Job, config: NetworkConfig) -> int:
         """Most that a file of these settings takes."""
@@ -259,5 +258,4 @@ def start_codes(codes: Tensor, job: Job) -> None:
         found = principal_axes(job, codes.shape[1])
         most = min(codes.shape[1], len(found.std))
         axes = found.axes[:most] / found.std[:most, None].clamp(min=1e-12)
-        for ids in torch.arange(len(codes)).split(READ_SAMPLES):
-            codes[ids, :most] = ((normalised(job, ids).flatten(1) - found.mean) @ axes.T).to(codes)
+        codes[:, :most] = coordinates(job, found.mean, axes.T).to(codes)

@@ -21,20 +21,17 @@ from torch import Tensor
 from krnet.config import check_int
 from krnet.errors import NotARecordingError, OversizedRecordingError, SettingError
 from krnet.quantize import RESTORE
-from krnet.recorders._coded import (
+from krnet.recorders._basis import Basis
+from krnet.recorders._coded import SEARCHED, CodedRecorder
+from krnet.recorders._features import mean_map, normalised, normalised_chunks
+from krnet.recorders._numbers import (
     CODED_TENSORS,
     MAX_BLOCK,
-    SEARCHED,
-    Basis,
     CodedConfig,
     CodedNumbers,
-    CodedRecorder,
     Numbers,
     Reader,
-    all_normalised,
     encode,
-    mean_map,
-    normalised,
     survey,
 )
 from krnet.recorders.base import Job, TensorStore, register
@@ -80,7 +77,7 @@ def principal_axes(job: Job, components: int | None) -> Axes:
     mean = mean_map(job).flatten()
     if num_values <= EXACT:
         covariance = torch.zeros(num_values, num_values, device=job.device)
-        for x in all_normalised(job):
+        for x in normalised_chunks(job):
             x = x.flatten(1) - mean
             covariance.addmm_(x.T, x)
         variances, axes = torch.linalg.eigh(covariance)
@@ -92,7 +89,7 @@ def principal_axes(job: Job, components: int | None) -> Axes:
         def spread(axes: Tensor) -> Tensor:
             """The covariance matrix times the axes, without making that matrix."""
             found = torch.zeros_like(axes)
-            for x in all_normalised(job):
+            for x in normalised_chunks(job):
                 x = x.flatten(1) - mean
                 found.addmm_(x.T, x @ axes)
             return found
@@ -103,6 +100,18 @@ def principal_axes(job: Job, components: int | None) -> Axes:
         axes = axes @ turned
     std = (variances.flip(0) / len(job.source)).clamp(min=0).sqrt()
     return Axes(mean, axes.T.flip(0), std)
+
+
+def load_axes(store: TensorStore, num_values: int, num_kept: int) -> CodedNumbers:
+    """Axes, scaled, (values, k); refused where the file has too few bytes for so many numbers."""
+    coded = CodedNumbers.load(store, AXES, num_values, num_kept, MAX_BLOCK)
+    most = SMALL + NUMBERS_PER_BYTE * len(coded.blocks.stream)
+    if num_kept * num_values > most:
+        raise OversizedRecordingError(
+            f"{num_kept} components of {num_values} values in {len(coded.blocks.stream)} bytes; expected at most "
+            f"{most} numbers. {RESTORE}"
+        )
+    return coded
 
 
 class Components(Basis):
@@ -173,7 +182,7 @@ class PCARecorder(CodedRecorder):
         wide = (axes * std[:, None]).abs().max().item()
         scale = std / max(config.step / math.sqrt(job.num_planned), wide / FINEST)
         scaled = (axes * scale[:, None]).T  # (values, k), to be rounded to whole numbers
-        return axes, scale, Numbers(lambda rows: scaled[rows.to(scaled.device)], *scaled.shape)
+        return axes, scale, Numbers.of(scaled)
 
     def restore(self, samples: Samples, config: PCAConfig, store: TensorStore, low: Tensor, high: Tensor) -> Components:
         num_kept, num_values = config.components, math.prod(samples.shape)
@@ -181,11 +190,4 @@ class PCARecorder(CodedRecorder):
             raise NotARecordingError(f"the number of components is missing. {RESTORE}")
         mean = store.tensor("mean", shape=(num_values,), dtype=torch.float16).to(low.device)
         scale = store.tensor("scale", shape=(num_kept,), dtype=torch.float32).to(low.device)
-        coded = CodedNumbers.load(store, AXES, num_values, num_kept, WHOLE.block_size)
-        most = SMALL + NUMBERS_PER_BYTE * len(coded.blocks.stream)
-        if num_kept * num_values > most:
-            raise OversizedRecordingError(
-                f"{num_kept} components of {num_values} values in {len(coded.blocks.stream)} bytes; expected at most "
-                f"{most} numbers. {RESTORE}"
-            )
-        return Components(mean, scale, coded)
+        return Components(mean, scale, load_axes(store, num_values, num_kept))

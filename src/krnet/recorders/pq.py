@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,24 +29,22 @@ from krnet import parallel
 from krnet.config import check_int, check_range, from_dict
 from krnet.errors import InputError, NotARecordingError, SettingError
 from krnet.quantize import MAX_TABLES, RESTORE, Tables
-from krnet.recorders._coded import (
+from krnet.recorders._basis import Basis, CodedReplayer
+from krnet.recorders._features import normalised_chunks
+from krnet.recorders._kmeans import constrain, kmeans, nearest, tally
+from krnet.recorders._numbers import (
     CHUNK_BYTES,
     MAX_BLOCK,
-    Basis,
     CodedConfig,
     CodedNumbers,
-    CodedReplayer,
     Numbers,
     Reader,
     encode,
-    normalised,
+    evenly,
     pack,
-    planned_overhead,
-    refuse_network,
     survey,
 )
-from krnet.recorders._kmeans import constrain, kmeans, nearest, tally
-from krnet.recorders.base import Content, Job, Recorder, TensorStore, register
+from krnet.recorders.base import Content, Job, Recorder, TensorStore, planned_overhead, refuse_network, register
 from krnet.samples import Samples
 
 if TYPE_CHECKING:
@@ -207,7 +205,7 @@ def code(job: Job, books: Codebooks, ids: Tensor) -> Codes:
     sums = [torch.zeros(e.shape, dtype=torch.float64, device=job.device) for e in books.entries]
     power = torch.zeros((), dtype=torch.float64, device=job.device)
     done = 0
-    for x in samples_of(job, ids):
+    for x in normalised_chunks(job, ids):
         codes = books.forward(x)
         values[done : done + len(x)] = codes.view(len(x), num_parts, -1).cpu().numpy()
         done += len(x)
@@ -227,12 +225,6 @@ def code(job: Job, books: Codebooks, ids: Tensor) -> Codes:
         power -= (total[ranked].square().sum(1) / count[ranked]).sum()  # what centroids leave of the squares
     error = max(0.0, power.item()) / (len(ids) * math.prod(books.shape))
     return Codes(values, Codebooks(books.shape, books.order, books.turn, entries), error)
-
-
-def samples_of(job: Job, ids: Tensor) -> Iterator[Tensor]:
-    """Normalised features of these samples, CHUNK_BYTES at once."""
-    for some in ids.split(max(1, CHUNK_BYTES // (4 * math.prod(job.source.shape)))):
-        yield normalised(job, some)
 
 
 # ------------------------------------------------------------------ tables and files
@@ -288,8 +280,7 @@ def code_entries(books: Codebooks, step: float) -> CodedNumbers:
     """All entries as one matrix (k, C), the parts side by side; those of fewer entries end in zeros."""
     num_entries = max(map(len, books.entries))
     padded = [torch.nn.functional.pad(e, (0, 0, 0, num_entries - len(e))) for e in books.entries]
-    matrix = torch.cat(padded, dim=1)
-    numbers = Numbers(lambda rows: matrix[rows.to(matrix.device)], *matrix.shape)
+    numbers = Numbers.of(torch.cat(padded, dim=1))
     config = CodedConfig(step=step, block_size=MAX_BLOCK)
     return encode(numbers, config, survey(numbers, config))
 
@@ -450,16 +441,11 @@ def training_positions(job: Job, wanted: int) -> Tensor:
     ids = evenly(len(job.source), num_read)
     generator = torch.Generator().manual_seed(job.fit.seed)
     found = []
-    for x in samples_of(job, ids):
+    for x in normalised_chunks(job, ids):
         points = positions(x)
         share = min(len(points), -(-wanted * len(x) // num_read))
         found.append(points[torch.randperm(len(points), generator=generator)[:share].to(points.device)])
     return torch.cat(found)
-
-
-def evenly(num: int, wanted: int) -> Tensor:
-    """All of 0 .. num - 1, or so many of them."""
-    return torch.linspace(0, num - 1, min(num, wanted), dtype=torch.float64).round().long()
 
 
 def make_plan(job: Job, config: PQConfig, trainer: Trainer, ids: Tensor) -> Plan:

@@ -16,7 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from krnet.recorders._coded import Basis, CodedConfig, CodedRecorder
+from krnet.recorders._basis import Basis
+from krnet.recorders._coded import CodedRecorder
+from krnet.recorders._numbers import CodedConfig
 from krnet.recorders.base import Job, TensorStore, register
 from krnet.samples import Samples
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from krnet.config import check_choice
-from krnet.errors import InputError, NotARecordingError, SettingError
-from krnet.recorders.base import Content, Job, Recorder, Replayer, TensorStore, overhead_bytes, register
+from krnet.errors import NotARecordingError, SettingError
+from krnet.recorders.base import Content, Job, Recorder, Replayer, TensorStore, overhead_bytes, refuse_network, register
 from krnet.samples import Samples
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
@@ -38,9 +38,7 @@ class RawRecorder(Recorder):
     fast_is_exact = True
 
     def fit(self, job: Job) -> Content:
-        for option, given in (("preset", job.preset), ("head", job.head), ("start", job.start)):
-            if given is not None:
-                raise InputError(f"{option} is given, and recorder raw has no network to use it; leave {option} out")
+        refuse_network(job, self.name, ("preset", "head", "start"))
         name = job.settings.get("dtype", "float32")
         check_choice("dtype", name, DTYPES)
         values = torch.empty((len(job.source), *job.source.shape), dtype=DTYPES[name])

@@ -15,7 +15,10 @@ import torch
 from torch import Tensor
 
 from krnet.errors import InputError, OversizedRecordingError
-from krnet.recorders._coded import Basis, CodedConfig, CodedRecorder, all_normalised, mean_map
+from krnet.recorders._basis import Basis
+from krnet.recorders._coded import CodedRecorder
+from krnet.recorders._features import mean_map, normalised_chunks
+from krnet.recorders._numbers import CodedConfig
 from krnet.recorders.base import Job, TensorStore, register
 from krnet.samples import Samples
 
@@ -78,7 +81,7 @@ class TransformRecorder(CodedRecorder):
             )
         mean = mean_map(job)
         covariance = torch.zeros(shape[0], shape[0], device=job.device)
-        for x in all_normalised(job):
+        for x in normalised_chunks(job):
             x = (x - mean).movedim(0, 1).flatten(1)  # (C, n h w)
             covariance += x @ x.T
         _, axes = torch.linalg.eigh(covariance.double())

@@ -1,0 +1,92 @@
+"""Step, axes and network with which a compact KRNet makes the best of a budget, from its principal components.
+
+budget -> the finest step for each number of axes -> the number of the least error -> settings
+target R2 -> step and number of axes that leave the error it allows -> about the bytes they take
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from krnet.config import from_dict
+from krnet.lowbit import coded_bits
+from krnet.recorders.base import Job
+from krnet.recorders.compact import CompactConfig, axis_scale, axis_spread, fixed_bytes, learned, network_bytes
+from krnet.recorders.pca import Axes
+from krnet.sizing import map_shape
+
+KEPT_SHARE = 0.05  # of a budget, that the network may take
+WIDTHS = (128, 64, 32, 16, 8, 0)
+KEPT_AXIS = 0.8  # steps of standard deviation from which an axis is kept, where error and size are best together
+GAIN = 1.2, 0.4  # e**0.4 times 1.2 of the error of principal components of the same bytes is left, where it is e
+
+
+def size_bytes(job: Job, config: CompactConfig, axes: Axes) -> int:
+    """About how large a file is at first; an upper bound where numbers are normal, which they are not quite."""
+    num_samples, num_values = job.num_planned, math.prod(job.source.shape)
+    step = torch.tensor(config.step, device=axes.std.device)
+    of_axes = axis_scale(*axis_spread(axes, config.components), step, num_samples).double() / math.sqrt(num_values)
+    of_codes = axes.std[: config.components].double() / config.step
+    bits = num_values * sum(coded_bits(1 / max(s, 1e-3)) for s in of_axes.tolist())
+    bits += num_samples * sum(coded_bits(1 / max(s, 1e-3)) for s in of_codes.tolist())
+    return math.ceil(bits / 8) + fixed_bytes(job, config)
+
+
+def for_budget(job: Job, budget: int) -> dict[str, Any]:
+    """Step and number of axes with the least error that the budget pays for, beside a network of a twentieth of it."""
+    axes = learned(job)
+    channels, num_values = map_shape(job.source.shape)[0], math.prod(job.source.shape)
+    given = {"most_bytes": budget, **job.settings}
+
+    def network(step: float, components: int, c1: int) -> CompactConfig:
+        return from_dict(CompactConfig, {"step": step, "components": components, "c1": c1, **given})
+
+    def finest(components: int) -> float:
+        """The smallest step that keeps the budget, or the largest there is."""
+        return where_it_ends(lambda s: size_bytes(job, network(s, components, c1), axes) > budget, num_values)[1]
+
+    def error(components: int) -> float:
+        """Of rounding codes and axes, and of what the axes left out hold."""
+        rounding = components * finest(components) ** 2 / 12 * (1 + num_values / job.num_planned)
+        return rounding + float(axes.std[components:].double().square().sum())
+
+    widths = [c1 for c1 in WIDTHS if c1 <= max(channels, 8)]
+    c1 = next(
+        c1 for c1 in widths if c1 == 0 or network_bytes(job.source.shape, network(1.0, 1, c1)) <= KEPT_SHARE * budget
+    )
+    most = min(len(axes.std), int((axes.std > 0).sum()) or 1)
+    tried = sorted({max(1, round(most * 0.85**n)) for n in range(math.ceil(math.log(most) / -math.log(0.85)) + 1)})
+    best = int(given["components"]) if "components" in given else min(tried, key=error)
+    return asdict(network(float(f"{finest(best):.5g}"), best, c1))
+
+
+def likely_bytes(job: Job, target_r2: float) -> tuple[float, float]:
+    """About the bytes that reach an R2: those of principal components with a larger error. And how many are fixed."""
+    axes, num_values = learned(job), math.prod(job.source.shape)
+    std, error = axes.std.double(), max(1 - target_r2, 1e-6)
+    allowed = error / min(1.0, GAIN[0] * error ** GAIN[1]) * job.stats.variance * num_values
+
+    def kept(step: float) -> int:
+        return max(1, int((std > KEPT_AXIS * step).sum()))
+
+    def enough(step: float) -> bool:
+        rounding = kept(step) * step**2 / 12 * (1 + num_values / len(job.source))
+        return rounding + float(std[kept(step) :].square().sum()) <= allowed
+
+    step, _ = where_it_ends(enough, num_values)
+    config = CompactConfig(step=step, components=kept(step), c1=0)
+    return size_bytes(job, config, axes) / (1 - KEPT_SHARE), fixed_bytes(job, config)
+
+
+def where_it_ends(holds: Callable[[float], bool], num_values: int) -> tuple[float, float]:
+    """The last step with which `holds`, which is true of fine ones, and the first without; a thousandth apart."""
+    low, high = math.log(1e-5), math.log(2 * math.sqrt(num_values) + 1)
+    while high - low > 1e-3:
+        middle = (low + high) / 2
+        low, high = (middle, high) if holds(math.exp(middle)) else (low, middle)
+    return math.exp(low), math.exp(high)
