@@ -33,7 +33,7 @@ from krnet.recorders.compact import (
     read_network,
     with_codes,
 )
-from krnet.recorders.pca import AXES
+from krnet.recorders.pca import AXES, least_squares
 from krnet.training import Outcome
 
 DEAREST = 64.0  # price of a bit, in what it is worth
@@ -52,8 +52,7 @@ class GrownFit(CodesFit):
         self.price = torch.ones((), device=device)
         with parallel.exact(), torch.no_grad():
             # The axes are no longer quite orthonormal: what lies nearest to a map along them.
-            nearest = torch.linalg.pinv(net.axes.double()).float()  # (values, k)
-            self.codes = coordinates(job, net.mean, nearest)
+            self.codes = coordinates(job, net.mean, least_squares(net.axes).T)
             self.wanted = self._wanted()
         super().__init__(job, lambda: net)
 

@@ -114,6 +114,14 @@ def load_axes(store: TensorStore, num_values: int, num_kept: int) -> CodedNumber
     return coded
 
 
+def least_squares(axes: Tensor) -> Tensor:
+    """(k, values) -> (k, values), products with which give the point along the axes that lies nearest."""
+    exact = axes.double()
+    products = exact @ exact.T
+    products.diagonal().add_(1e-6)  # an axis may have been rounded to nothing
+    return torch.linalg.solve(products, exact).float()
+
+
 class Components(Basis):
     def __init__(self, mean: Tensor, scale: Tensor, coded: CodedNumbers, axes: Tensor | None = None):
         """mean (values,) float16; scale (k,); coded: the axes, scaled, (values, k); axes (k, values): not yet coded."""
@@ -126,12 +134,7 @@ class Components(Basis):
     @cached_property
     def axes(self) -> Tensor:
         """What features are seen along. Rounded axes are not quite orthonormal: then those of the least squares."""
-        if self._axes is not None:
-            return self._axes
-        rounded = self.restored.double()
-        products = rounded @ rounded.T
-        products.diagonal().add_(1e-6)  # an axis may have been rounded to nothing
-        return torch.linalg.solve(products, rounded).float()
+        return least_squares(self.restored) if self._axes is None else self._axes
 
     def forward(self, x: Tensor) -> Tensor:
         return (x.flatten(1) - self.mean.float()) @ self.axes.T
