@@ -19,7 +19,7 @@ from krnet.budget import say_size
 from krnet.errors import SettingError
 from krnet.files import atomic_write
 from krnet.learners import base
-from krnet.rate import COLOURS
+from krnet.rate_report import COLOURS
 
 RECIPES = ("learn", "learn-bytes")
 RECORDERS = ("krnet", "pca", "quantized", "transform", "pq", "autoencoder", "images", "raw")

@@ -12,7 +12,7 @@ import argparse
 import json
 from pathlib import Path
 
-from krnet import api, rate  # noqa: F401  api knows all recorders
+from krnet import api, rate_report  # noqa: F401  api knows all recorders
 from krnet.recorders import base
 from krnet.typed import parse_setting
 
@@ -58,9 +58,9 @@ def main():
     real = {point["real_accuracy"] for point in chosen}
     assert len(real) == 1, f"rows of {len(real)} sets of features: real accuracies {real}"
     result = {"num_samples": 25_000, "shape": [64, 8, 8], "head": "F2", "real_accuracy": real.pop(), "points": chosen}
-    rate.draw(args.out, result)
+    rate_report.draw(args.out, result)
     for point in chosen:
-        name, accuracy = rate.Series(point["recorder"], point["given"]).name, 100 * point["replay_accuracy"]
+        name, accuracy = rate_report.series_name(point["recorder"], point["given"]), 100 * point["replay_accuracy"]
         print(f"{name:26} {point['bytes'] / 1e6:8.3f} MB  R2 {point['r2']:.4f}  {accuracy:.2f} %  {point['device']}")
 
 

@@ -19,7 +19,7 @@ import torch
 from cifar100_base import resnet32
 from safetensors.torch import load_file
 
-from krnet import budget, ledger, rate
+from krnet import budget, ledger, rate, rate_report
 from krnet.typed import parse_duration
 
 PLAIN = "dead_zone=0.5:centroid=0"  # rounded to the nearest, read back in the middle of a bin
@@ -81,7 +81,7 @@ def main():
     for failed in found["errors"]:
         seconds, outcome = time.perf_counter() - started, failed["error"]
         ledger.append("rate", settings=common | failed, metrics={}, seconds=seconds, seed=0, outcome=outcome)
-    rate.show(found)
+    rate_report.show(found)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ import krnet
 from krnet import api
 from krnet.errors import BudgetError, InputError, SettingError
 from krnet.recorders import compact
-from krnet.recorders.compact import CompactConfig, CompactNet, laplace_bits
+from krnet.recorders._compact_network import CompactConfig, CompactNet
+from krnet.recorders.compact import laplace_bits
 from maps import relu_maps, signed_maps
 
 BUDGET = 16_000

@@ -15,7 +15,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import krnet
-from krnet import api, learning, rate
+from krnet import api, learning, rate, rate_report
 from krnet.cli import app
 from krnet.errors import FitError, InputError, LabelError, ResumeError, SettingError
 from krnet.heads import read_head
@@ -150,7 +150,7 @@ def test_a_recorder_keeps_settings_that_are_given_with_its_name(maps, tmp_path):
     found = rate.bench(*maps, out=tmp_path / "r", budgets=["20kB"], recorders=names, device="cpu")
     own, free = (point["settings"] for point in found["points"])
     assert (own["components"], own["dead_zone"]) == (3, 0.6) and free["components"] > 3
-    assert list(rate.series_of(found)) == names
+    assert list(rate_report.series_of(found)) == names
 
 
 # ------------------------------------------------------------------ once, and never mixed

@@ -37,6 +37,7 @@ from krnet.options import (
     fit_option,
     list_settings,
     merge,
+    set_option,
 )
 
 
@@ -607,14 +608,7 @@ def rate(
     ] = None,
     seed: Annotated[int, fit_option("seed", str(FitConfig.seed))] = FitConfig.seed,
     settings: Annotated[
-        list[Any] | None,
-        typer.Option(
-            "--set",
-            parser=typed.parse_setting,
-            metavar="NAME=VALUE",
-            help="A setting of every recorder that has it, such as mean and std of images; may be given several times.",
-            show_default=False,
-        ),
+        list[Any] | None, set_option("A setting of every recorder that has it, such as mean and std of images")
     ] = None,
     device: Device = None,
     as_json: Json = False,
@@ -632,6 +626,7 @@ def rate(
       krnet bench rate features.npy --images images.npy --trunk trunk.pt2 --set mean=0.5 --set std=0.25 -o rate
     """
     from krnet import rate as rates
+    from krnet import rate_report
     from krnet.progress import Display
 
     chosen = None if recorders is None else [part for part in recorders.split(",") if part]
@@ -648,7 +643,7 @@ def rate(
     if as_json:
         tables.show_json(found)
     else:
-        rates.show(found)
+        rate_report.show(found)
         if not quiet:
             _say(f"written to {out / rates.RATE} and {out / rates.PICTURE}")
     for failed in found["errors"]:

@@ -59,16 +59,14 @@ def explain_settings(config: type, but: type | None = None) -> str:
     return "\n".join(lines)
 
 
-Set = Annotated[
-    list[Any] | None,
-    typer.Option(
-        "--set",
-        parser=typed.parse_setting,
-        metavar="NAME=VALUE",
-        help="Any other setting by its name; may be given several times.",
-        show_default=False,
-    ),
-]
+def set_option(help: str) -> Any:
+    return typer.Option(
+        "--set", parser=typed.parse_setting, metavar="NAME=VALUE", show_default=False,
+        help=f"{help}; may be given several times.",
+    )  # fmt: skip
+
+
+Set = Annotated[list[Any] | None, set_option("Any other setting by its name")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 Preset = Annotated[

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +31,7 @@ from krnet.features import FeatureSource, check_labels, open_features
 from krnet.files import AnyPath, atomic_write
 from krnet.heads import HEAD_BATCH, Head, Trunk, read_head, read_trunk
 from krnet.metrics import fidelity
+from krnet.rate_report import draw, series_name
 from krnet.recorders import base
 from krnet.recorders.images import fingerprint
 from krnet.scan import FeatureStats, scan
@@ -40,7 +40,6 @@ from krnet.typed import parse_setting
 
 BUDGETS = (3_000_000, 6_500_000, 12_000_000, 24_000_000)
 POINTS, RATE, PICTURE, FEATURES = "points", "rate.json", "rate.png", "features.json"
-COLOURS = ("#c2410c", "#1d4ed8", "#15803d", "#7e22ce", "#0f766e", "#a16207", "#be185d", "#475569", "#65a30d", "#0284c7")
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class Series:
 
     @property
     def name(self) -> str:
-        return ":".join([self.recorder, *(f"{name}={value}" for name, value in self.settings.items())])
+        return series_name(self.recorder, self.settings)
 
 
 @dataclass(frozen=True, eq=False)
@@ -351,87 +350,3 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 # ------------------------------------------------------------------ what a person sees
-
-
-def series_of(result: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Points by recorder and the settings that were given, the smallest file first."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for point in result["points"]:
-        found.setdefault(Series(point["recorder"], point["given"]).name, []).append(point)
-    return {name: sorted(points, key=lambda point: point["bytes"]) for name, points in found.items()}
-
-
-def draw(path: Path, result: Mapping[str, Any]) -> None:
-    """Log bytes against R2 and, with a head, against replay accuracy."""
-    from matplotlib import ticker  # half a second to import
-    from matplotlib.figure import Figure
-
-    panels = [("r2", "R²", 1.0)] + ([("replay_accuracy", "replay accuracy (%)", 100.0)] if result["head"] else [])
-    figure = Figure(figsize=(5.8 * len(panels), 4.8), dpi=130, layout="constrained")
-    figure.suptitle(f"{result['num_samples']:,} features of {'×'.join(map(str, result['shape'])) or 1}", fontsize=13)
-    for axes, (key, label, scale) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
-        ends = []
-        known = list(dict.fromkeys(point["recorder"] for point in result["points"]))
-        for name, points in series_of(result).items():
-            colour = COLOURS[known.index(points[0]["recorder"]) % len(COLOURS)]
-            style = "--" if points[0]["given"] else "-"
-            x, y = [p["bytes"] / 1e6 for p in points], [scale * p[key] for p in points]
-            axes.plot(x, y, style, marker="o", markersize=4, color=colour, linewidth=1.6)
-            ends.append((y[-1], x[-1], name, colour))
-        if key == "replay_accuracy":
-            axes.axhline(scale * result["real_accuracy"], linestyle="--", color="0.4", linewidth=1.2)
-            axes.annotate(
-                "real features", (0.01, scale * result["real_accuracy"]), xycoords=("axes fraction", "data"),
-                xytext=(0, 3), textcoords="offset points", color="0.4", fontsize=8,
-            )  # fmt: skip
-        axes.set_xscale("log")
-        axes.set(xlabel="file (MB of 10⁶ bytes)", ylabel=label)
-        axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.xaxis.set_minor_formatter(ticker.NullFormatter())
-        axes.grid(alpha=0.25, which="both")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.margins(x=0.05, y=0.08)
-        low, high = axes.get_ylim()
-        axes.set_xlim(right=axes.get_xlim()[1] * 2.2)  # room for names
-        taken: dict[int, float] = {}  # the lowest name so far beside lines that end at about the same bytes
-        for y_end, x_end, name, colour in sorted(ends, reverse=True):
-            column = round(2 * math.log2(x_end))
-            taken[column] = min(taken.get(column, math.inf) - 0.045 * (high - low), y_end)
-            axes.annotate(
-                name, (x_end, y_end), xytext=(x_end * 1.08, taken[column]), textcoords="data", color=colour,
-                fontsize=8.5, va="center",
-            )  # fmt: skip
-    with atomic_write(path) as file:
-        figure.savefig(file, format="png")
-
-
-def show(result: Mapping[str, Any]) -> None:
-    """A table on stdout: a line for each point."""
-    from rich.console import Console
-    from rich.table import Table
-
-    accuracy = result["real_accuracy"]
-    real = "" if accuracy is None else f"; the head gets {100 * accuracy:.2f} % of the real features right"
-    title = f"{result['features']}: {result['num_samples']:,} samples, {say_size(result['feature_bytes'])}{real}"
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-    table.add_column("recorder")
-    for name in ("budget", "file MB", "bytes/sample", "bits/value", "R2", "replay %", "fit s", "replays/s"):
-        table.add_column(name, justify="right")
-    for point in result["points"]:
-        table.add_row(
-            Series(point["recorder"], point["given"]).name,
-            say_size(point["budget"]),
-            f"{point['bytes'] / 1e6:,.3f}{' over' if point['over_budget'] else ''}",
-            f"{point['bytes_per_sample']:,.1f}",
-            f"{point['bits_per_value']:.3f}",
-            f"{point['r2']:.4f}",
-            "-" if point["replay_accuracy"] is None else f"{100 * point['replay_accuracy']:.2f}",
-            f"{point['fit_seconds']:,.1f}",
-            f"{point['replay_per_second']:,.0f}",
-        )
-    for failed in result["errors"]:
-        table.add_row(failed["recorder"], say_size(failed["budget"]), "failed")
-    # As wide as the table is: a narrow terminal then breaks lines, where rich would break numbers.
-    width = Console(width=10_000).measure(table).maximum
-    Console(width=width, highlight=False, markup=False).print(table)

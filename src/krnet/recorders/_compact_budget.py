@@ -15,8 +15,9 @@ import torch
 
 from krnet.config import from_dict
 from krnet.lowbit import coded_bits
+from krnet.recorders._compact_network import CompactConfig
 from krnet.recorders.base import Job
-from krnet.recorders.compact import CompactConfig, axis_scale, axis_spread, fixed_bytes, learned, network_bytes
+from krnet.recorders.compact import axis_scale, axis_spread, fixed_bytes, learned, network_bytes
 from krnet.recorders.pca import Axes
 from krnet.sizing import map_shape
 

@@ -17,22 +17,13 @@ from krnet import parallel
 from krnet.config import from_dict
 from krnet.errors import InputError
 from krnet.lowbit import PACKED_TENSORS, StraightThrough
+from krnet.recorders._compact_network import CODES, CompactConfig, read_codes, read_config, read_network
 from krnet.recorders._features import coordinates
 from krnet.recorders._fitting import NET, run_fit
 from krnet.recorders._numbers import CODED_TENSORS, CodedConfig, Numbers, survey
 from krnet.recorders._rest import keep_settings, rest
 from krnet.recorders.base import Content, Job, Recorder, overhead_bytes
-from krnet.recorders.compact import (
-    ALMOST,
-    CODES,
-    FILE_TENSORS,
-    CodesFit,
-    CompactConfig,
-    read_codes,
-    read_config,
-    read_network,
-    with_codes,
-)
+from krnet.recorders.compact import ALMOST, FILE_TENSORS, CodesFit, with_codes
 from krnet.recorders.pca import AXES, least_squares
 from krnet.training import Outcome
 

@@ -30,10 +30,10 @@ from krnet.errors import InputError, NotARecordingError, OversizedRecordingError
 from krnet.lowbit import NUM_TENSORS, Rounding, pack, packed_bytes, rounded, step_for, unpack
 from krnet.recorders import _compact_budget, compact
 from krnet.recorders._compact_growing import grow
+from krnet.recorders._compact_network import CompactConfig
 from krnet.recorders._features import coordinates
 from krnet.recorders._fitting import NET, NetworkFit, NetworkReplayer, rounding_plan, run_fit
 from krnet.recorders.base import Content, Earlier, Job, Recorder, TensorStore, overhead_bytes, register
-from krnet.recorders.compact import CompactConfig
 from krnet.recorders.pca import principal_axes
 from krnet.recorders.warm import carry_over, earlier_config
 from krnet.samples import Samples
