@@ -61,8 +61,9 @@ class Dot:
         return sum(self.lasts) / len(self.rows)
 
     @property
-    def average(self) -> float:
-        return sum(100 * self._scores(row)["average"] for row in self.rows) / len(self.rows)
+    def average(self) -> float | None:
+        found = [self._scores(row)["average"] for row in self.rows]
+        return None if None in found else sum(100 * value for value in found) / len(found)
 
     @property
     def epochs(self) -> str:
@@ -271,7 +272,7 @@ def show(dots: Sequence[Dot]) -> None:
         over = " over" if dot.budget is not None and dot.bytes > dot.budget else ""
         table.add_row(
             dot.series, "-" if dot.budget is None else say_size(dot.budget), f"{dot.bytes / 1e6:,.3f}{over}",
-            f"{dot.last:.2f}", f"{dot.average:.2f}", str(len(dot.rows)), dot.epochs,
+            f"{dot.last:.2f}", "-" if dot.average is None else f"{dot.average:.2f}", str(len(dot.rows)), dot.epochs,
         )  # fmt: skip
     width = Console(width=10_000).measure(table).maximum  # a narrow terminal then breaks lines, not numbers
     Console(width=width, highlight=False, markup=False).print(table)

@@ -113,6 +113,16 @@ def test_sharing_the_base_task_does_not_change_what_comes_of_it(tmp_path: Path) 
     assert without_times(together) == without_times(alone)
 
 
+def test_tasks_that_joint_training_leaves_out_have_no_accuracy(tmp_path: Path) -> None:
+    result = run("joint", *QUICK, "--epochs", 1, "--set", "only_last=true", "-o", tmp_path / "run")
+    assert result.exit_code == 0, result.output
+    found = json.loads((tmp_path / "run" / "run.json").read_text())
+    first, *between, last = found["accuracy"]
+    assert first is not None and last == found["last"] and set(between) == {None}
+    assert found["average"] is None and found["forgetting"] is None
+    assert " - " in result.stdout
+
+
 def test_all_stands_for_every_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "names", lambda: ("finetune", "joint"))
     found = learn("all", "finetune", "--epochs", 1, out=tmp_path / "runs")

@@ -67,3 +67,10 @@ def test_storage_adds_up_its_parts_and_tells_how_many_images_that_would_be():
     assert CIFAR_IMAGE_BYTES == 3 * 32 * 32
     assert storage({"exemplars": 640}, image_bytes=64)["equivalent_exemplars"] == 10
     assert storage({}) == {"total": 0, "equivalent_exemplars": 0.0}
+
+
+def test_a_task_that_was_left_out_leaves_no_averages_and_no_forgetting():
+    found = scores([CORRECT[0], None, CORRECT[2]], COUNTS)
+    assert found["accuracy_matrix"] == [[0.8], None, [0.5, 1.0, 0.75]]
+    assert found["accuracy"] == [0.8, None, 0.625] and found["last"] == 0.625
+    assert all(found[name] is None for name in ("average", "average_without_base", "average_task_mean", "forgetting"))

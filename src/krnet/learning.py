@@ -63,7 +63,7 @@ class Progress:
     """What a run has so far."""
 
     fingerprint: dict[str, Any]
-    correct: dict[str, list[list[int]]]
+    correct: dict[str, list[list[int] | None]]
     task_seconds: list[float]
     storage: list[dict[str, int]]
 
@@ -175,11 +175,15 @@ def _run_task(
             target.parent.mkdir(parents=True, exist_ok=True)
             archive.write(target, work.result(), {"kind": "work", "settings": work.shared or {}})
         number += 1
-    rows = _judge(learner, task)
-    for row, found in rows.items():
-        progress.correct.setdefault(row, []).append(found)
-    counts = test_counts(context)
-    watcher.accuracy(learner.name, task, {row: sum(v) / sum(counts[: task + 1]) for row, v in rows.items()})
+    if learner.learns(task):
+        rows = _judge(learner, task)
+        for row, found in rows.items():
+            progress.correct.setdefault(row, []).append(found)
+        counts = test_counts(context)
+        watcher.accuracy(learner.name, task, {row: sum(v) / sum(counts[: task + 1]) for row, v in rows.items()})
+    else:
+        for answers in progress.correct.values():
+            answers.append(None)
     progress.task_seconds.append(time.perf_counter() - started)
     progress.storage.append(learner.storage_bytes())
     archive.write(folder / STATE, learner.state(), {"kind": "learner", **progress.to_json()})

@@ -5,6 +5,7 @@
 Accuracies are fractions. Row t of the matrix is measured after task t, column j on the test images of task j; logits
 of all classes seen by then compete. `accuracy` is over all test images of the classes seen, that is class-weighted
 (LUCIR, PyCIL, GFR); `task_mean` weighs every task the same (Mammoth). With a large base task they differ by points.
+A task that a method left out has None for its row, and then there are no averages and no forgetting either.
 """
 
 from __future__ import annotations
@@ -16,24 +17,26 @@ FORGETTING = "mean over tasks before the last of (best accuracy on it so far - a
 CIFAR_IMAGE_BYTES = 3072
 
 
-def mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+def mean(values: Sequence[float | None]) -> float | None:
+    """None where there are none, or one is missing."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known and len(known) == len(values) else None
 
 
-def scores(correct: Sequence[Sequence[int]], counts: Sequence[int]) -> dict[str, Any]:
-    """correct[t][j] of counts[j] test images of task j, after task t >= j."""
-    matrix = [[right / counts[j] for j, right in enumerate(row)] for row in correct]
-    overall = [sum(row) / sum(counts[: len(row)]) for row in correct]
-    by_task = [mean(row) for row in matrix]
+def scores(correct: Sequence[Sequence[int] | None], counts: Sequence[int]) -> dict[str, Any]:
+    """correct[t][j] of counts[j] test images of task j, after task t >= j; None where task t was left out."""
+    shares = [[] if row is None else [right / counts[j] for j, right in enumerate(row)] for row in correct]
+    overall = [None if row is None else sum(row) / sum(counts[: len(row)]) for row in correct]
+    by_task = [mean(row) for row in shares]
     return {
-        "accuracy_matrix": matrix,
+        "accuracy_matrix": [row or None for row in shares],
         "accuracy": overall,
         "task_mean": by_task,
         "last": overall[-1],
         "average": mean(overall),
         "average_without_base": mean(overall[1:]),
-        "average_task_mean": mean([value for value in by_task if value is not None]),
-        "forgetting": forgetting(matrix),
+        "average_task_mean": mean(by_task),
+        "forgetting": None if None in overall else forgetting(shares),
         "forgetting_definition": FORGETTING,
     }
 

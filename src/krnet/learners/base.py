@@ -193,6 +193,10 @@ class Learner(ABC):
     def learn(self, task: int) -> Iterator[Work]:
         """One task, from its images alone and what was kept of those before."""
 
+    def learns(self, task: int) -> bool:
+        """Whether a task is learned, and so judged; one that is not is passed over."""
+        return True
+
     def expand(self, task: int) -> None:
         """Make room for the classes of a task; the base task's are there from the start."""
         assert task == self.task + 1, f"task {task} after task {self.task}"

@@ -1,8 +1,8 @@
 """Joint training: each task trains on the images of all tasks so far, as if nothing had to be forgotten.
 
 The upper bound. Cumulative and from scratch: the network is built anew for every task, so that the last row is what one
-training on all classes gives. With `only_last` the tasks between are left out, and the network of the base task stands
-in for them. Keeping every image is its price: storage_bytes counts them.
+training on all classes gives. With `only_last` the tasks between are left out and have no accuracy, so that there is no
+average either. Keeping every image is its price: storage_bytes counts them.
 """
 
 from __future__ import annotations
@@ -35,12 +35,15 @@ class Joint(Learner):
     config_class = JointConfig
     config: JointConfig
 
+    def learns(self, task: int) -> bool:
+        return not self.config.only_last or task in (0, self.context.split.num_tasks - 1)
+
     def learn(self, task: int) -> Iterator[Work]:
         self.expand(task)
         if task == 0:
             yield self.base_work()
             return
-        if self.config.only_last and task < self.context.split.num_tasks - 1:
+        if not self.learns(task):
             return
         if not self.config.warm_start:
             fresh = self._build()
