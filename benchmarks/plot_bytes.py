@@ -27,6 +27,7 @@ TITLES = {"kril": "KRIL", "lucir": "LUCIR", "icarl": "iCaRL", "finetune": "fine-
 COLOUR_OF = dict(zip([*RECORDERS, "lucir", "icarl"], COLOURS))
 # These follow from the data, and epochs are named below the figure; they tell series apart only where they differ.
 USUAL = frozenset({"backbone", "fixed_layers", "batch_size", "base_epochs", "epochs"})
+LOWEST = 0.5  # of the best accuracy: what is lower would squeeze the rest together, and is named below the figure
 BESIDE = frozenset({"recorder", "budget", "tasks", "data", "method"})
 
 
@@ -176,32 +177,29 @@ def say_tasks(sizes: Sequence[int]) -> str:
 
 
 def draw(path: Path, dots: Sequence[Dot]) -> None:
-    """Lines over log bytes; what has no budget is a hollow marker, or a level where its bytes are far off."""
+    """Last accuracy over log bytes: budgets of a series joined, hollow where there is none, a level for no bytes."""
     from matplotlib import ticker  # half a second to import
     from matplotlib.figure import Figure
 
     dots = [dot for dot in dots if not dot.failed]
+    best = max(dot.last for dot in dots)
+    shown = [dot for dot in dots if dot.last >= best * LOWEST]
     lines: dict[str, list[Dot]] = {}
-    for dot in dots:
+    for dot in shown:
         if dot.budget is not None:
             lines.setdefault(dot.series, []).append(dot)
-    middle = [dot for dot in dots if dot.budget is not None and dot.bytes] or [dot for dot in dots if dot.bytes] or dots
-    narrow, wide = min(dot.bytes for dot in middle) / 2, max(dot.bytes for dot in middle) * 2
-    low, high = min(min(dot.lasts) for dot in middle), max(max(dot.lasts) for dot in middle)
-    room = max(high - low, 4.0)
-    markers = [dot for dot in dots if dot.budget is None and narrow <= dot.bytes <= wide]
-    levels = [dot for dot in dots if dot.budget is None and dot not in markers]
-    shown = [dot for dot in [*markers, *levels] if low - room / 2 <= dot.last <= high + room / 2]
-    low, high = min([low, *(dot.last for dot in shown)]), max([high, *(dot.last for dot in shown)])
+    placed = [dot.bytes for dot in shown if dot.bytes] or [1e6]
 
     figure = Figure(figsize=(9.6, 6), dpi=130)
-    axes = figure.add_axes((0.075, 0.2, 0.63, 0.715))  # names stand on the right
+    axes = figure.add_axes((0.085, 0.2, 0.62, 0.715))  # names stand on the right
     settings = dots[0].rows[0]["settings"]
-    figure.text(0.075, 0.945, f"{settings['data']}, {say_tasks(settings['tasks'])} classes", fontsize=14)
+    figure.text(0.085, 0.945, f"{settings['data']}, {say_tasks(settings['tasks'])} classes", fontsize=14)
+    low, high = min(min(dot.lasts) for dot in shown), max(max(dot.lasts) for dot in shown)
     margin = 0.06 * max(high - low, 1.0)
     axes.set_ylim(low - margin, high + margin)
     axes.set_xscale("log")
-    axes.set_xlim(narrow * 1.6, wide / 1.6)
+    axes.set_xlim(min(placed) / 1.3, max(placed) * 1.3)
+    edge = axes.get_xlim()[1]
     names: list[tuple[float, float, str, str]] = []  # accuracy and bytes where a name belongs, the name, its colour
     for name, points in lines.items():
         points.sort(key=lambda dot: dot.bytes)
@@ -212,16 +210,14 @@ def draw(path: Path, dots: Sequence[Dot]) -> None:
             x, y, yerr=spread if any(map(any, spread)) else None, linestyle=style, color=first.colour, capsize=2,
             marker="o" if name.startswith("KRIL") else "s", markersize=4.5, linewidth=1.6,
         )  # fmt: skip
-        names.append((y[-1], x[-1], name, first.colour))
-    edge = axes.get_xlim()[1]
-    for dot in shown:
-        if dot in levels:
-            axes.axhline(dot.last, linestyle=(0, (6, 3)), color=dot.colour, linewidth=1, alpha=0.7)
-        else:
+        sizes = "–".join(say_size(round(size)) for size in dict.fromkeys((x[0], x[-1])))
+        names.append((y[-1], x[-1], f"{name}, {sizes}", first.colour))
+    for dot in (dot for dot in shown if dot.budget is None):
+        if dot.bytes:
             axes.plot([dot.bytes], [dot.last], "D", markersize=6, markerfacecolor="none", color=dot.colour, zorder=5)
-        if dot in levels or dot.series not in lines:  # else its colour and the caption say what it is
-            text = f"{dot.series}, no budget: {say_size(round(dot.bytes))}"
-            names.append((dot.last, edge if dot in levels else dot.bytes, text, dot.colour))
+        else:
+            axes.axhline(dot.last, linestyle=(0, (6, 3)), color=dot.colour, linewidth=1, alpha=0.7)
+        names.append((dot.last, dot.bytes or edge, f"{dot.series}, {say_size(round(dot.bytes))}", dot.colour))
     names.sort(reverse=True)
     for place, (y_end, x_end, name, colour) in zip(spaced([name[0] for name in names], *axes.get_ylim()), names):
         line = {"arrowstyle": "-", "color": colour, "alpha": 0.35, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 0}
@@ -230,16 +226,16 @@ def draw(path: Path, dots: Sequence[Dot]) -> None:
             fontsize=8.5, va="center", annotation_clip=False, arrowprops=line | {"relpos": (0, 0.5)},
         )  # fmt: skip
     axes.set(xlabel="bytes stored when all is learned, the current classifier aside", ylabel="last accuracy (%)")
-    axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if wide / narrow > 100 else (1, 1.5, 2, 3, 5, 7)))
+    axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1,) if max(placed) > 50 * min(placed) else (1, 2, 5)))
     axes.xaxis.set_major_formatter(lambda value, _: say_size(round(value)))
-    axes.xaxis.set_minor_locator(ticker.NullLocator())
+    axes.xaxis.set_minor_formatter(ticker.NullFormatter())
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    off = [f"{d.series} {d.last:.1f} % ({say_size(round(d.bytes))})" for d in [*markers, *levels] if d not in shown]
-    hollow = "; hollow: no budget" if set(markers) & set(shown) else ""
-    below = [caption(dots) + hollow, *(["outside the picture: " + "; ".join(off)] if off else [])]
+    off = [f"{d.series} {d.last:.1f} % ({say_size(round(d.bytes))})" for d in dots if d not in shown]
+    hollow = "; hollow: no budget" if any(dot.budget is None and dot.bytes for dot in shown) else ""
+    below = [caption(dots) + hollow, *(["below the picture: " + "; ".join(off)] if off else [])]
     text = "\n".join(line for part in below for line in textwrap.wrap(part, 150))
-    figure.text(0.075, 0.095, text, fontsize=8, color="0.3", va="top")
+    figure.text(0.085, 0.095, text, fontsize=8, color="0.3", va="top")
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as file:
         figure.savefig(file, format="png")
