@@ -1,6 +1,6 @@
 """The command line, thin: parse, call, print. Data on stdout, progress and messages on stderr.
 
-    krnet plan -> record -> info, verify, replay;   krnet learn: classes task after task;   demo: on data of its own
+    krnet plan -> record -> info, verify, replay;   krnet learn, demo (cli_learn.py);   krnet bench (cli_bench.py)
 
 Exit codes: 0 done; 1 refused, with `error: ...` on stderr; 2 the command itself is wrong; 130 stopped with Ctrl-C.
 Torch is imported inside the commands: help comes at once.
@@ -9,7 +9,6 @@ Torch is imported inside the commands: help comes at once.
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,8 +18,10 @@ import typer
 from typer.core import TyperGroup
 
 from krnet import tables, typed
-from krnet.budget import parse_size, parse_sizes
-from krnet.config import PRESETS, SCHEDULES, FitConfig, NetworkConfig
+from krnet.budget import parse_size
+from krnet.cli_bench import bench
+from krnet.cli_learn import demo, learn
+from krnet.config import SCHEDULES, FitConfig, NetworkConfig
 from krnet.errors import InputError, KrnetError
 from krnet.options import (
     GEOMETRY,
@@ -33,12 +34,11 @@ from krnet.options import (
     RecordingFile,
     Set,
     Trunk,
-    explain_settings,
     fit_option,
     list_settings,
     merge,
-    set_option,
 )
+from krnet.tables import say
 
 
 class Commands(TyperGroup):
@@ -49,7 +49,7 @@ class Commands(TyperGroup):
         except BrokenPipeError:  # whoever read stdout has gone: nothing to say, and nobody to say it to
             raise
         except (KrnetError, OSError) as error:
-            _say(f"error: {error}")
+            say(f"error: {error}")
             raise typer.Exit(1) from error
 
 
@@ -64,10 +64,6 @@ def main() -> None:
     app(prog_name="krnet")
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def _show_version(asked: bool) -> None:
     if asked:
         try:
@@ -75,10 +71,6 @@ def _show_version(asked: bool) -> None:
         except PackageNotFoundError:
             print("krnet, not installed")
         raise typer.Exit()
-
-
-bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure, on this machine and in one run.")
-app.add_typer(bench, name="bench")
 
 
 @app.callback()
@@ -229,7 +221,7 @@ def record(
         device=device,
     )
     if resume and out.exists():
-        _say(f"{out}: recorded already; nothing to resume")
+        say(f"{out}: recorded already; nothing to resume")
     checkpoint = out.with_name(out.name + ".ckpt")
     before = _changed(checkpoint)
     try:
@@ -241,9 +233,9 @@ def record(
             )  # fmt: skip
     except KeyboardInterrupt:
         if _changed(checkpoint) not in (None, before):
-            _say(f"stopped; checkpoint saved in {checkpoint}. To go on, give the same command with --resume")
+            say(f"stopped; checkpoint saved in {checkpoint}. To go on, give the same command with --resume")
         else:
-            _say("stopped before there was anything to save")
+            say("stopped before there was anything to save")
         raise typer.Exit(130) from None
     info = {"path": str(out), **recording.info()}
     tables.show(info, tables.info_rows(info), as_json)
@@ -256,7 +248,7 @@ def record(
             else "No larger file was better: leave out settings that hold it back, fit longer where there is a network "
             "(--iterations, --time-budget), or take another recorder"
         )
-        _say(f"warning: {out} was written, but its R2 of {info['r2']:.4f} is below the target of {target}. {more}")
+        say(f"warning: {out} was written, but its R2 of {info['r2']:.4f} is below the target of {target}. {more}")
 
 
 def _read_trunk(path: Path | None, device: str | None) -> Any:
@@ -366,287 +358,6 @@ def replay(
     tables.show(written, tables.replay_rows(written), as_json)
 
 
-@app.command(short_help="Learn classes task after task, by one method or by all.")
-def learn(
-    methods: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="METHOD...", help="kril finetune joint ewc mas icarl lucir gfr, or all.", show_default=False
-        ),
-    ],
-    data: Annotated[
-        str, typer.Option(metavar="NAME|FOLDER", help="cifar100, digits, or a folder of images.")
-    ] = "cifar100",
-    tasks: Annotated[int | None, typer.Option(help="Tasks after the base task.", show_default="10")] = None,
-    base_classes: Annotated[int | None, typer.Option(help="Classes of the base task.", show_default="half")] = None,
-    sizes: Annotated[
-        Any,
-        typer.Option(
-            parser=typed.parse_counts,
-            metavar="B,N,N,...",
-            help="Classes of every task, the base task first, instead of the other two; 50,5x10 is 50 and ten times 5.",
-            show_default="equal tasks",
-        ),
-    ] = None,
-    order: Annotated[
-        str, typer.Option(metavar="NAME|3,1,2,...", help="Class order: lucir1993, gfr1993, icarl, natural, or a list.")
-    ] = "lucir1993",
-    seed: Annotated[int, typer.Option(help="Seeds weights, batches and augmentation, not the class order.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder to write to.", show_default="runs/...")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that DIR holds.")] = False,
-    epochs: Annotated[
-        int | None, typer.Option(help="Epochs of every task, the base task included.", show_default="the method's")
-    ] = None,
-    recorder: Annotated[
-        str | None,
-        typer.Option(help="kril: how features are kept; raw keeps real ones, images the images.", show_default="krnet"),
-    ] = None,
-    budget: Annotated[
-        Any,
-        typer.Option(
-            parser=parse_size,
-            metavar="SIZE",
-            help="Most bytes that kril's recordings, or the exemplars of icarl and lucir, may take (MB = 10^6).",
-            show_default="none",
-        ),
-    ] = None,
-    fixed_layers: Annotated[
-        int | None, typer.Option(help="kril: layers that are frozen after the base task.", show_default="23")
-    ] = None,
-    no_aux: Annotated[bool, typer.Option("--no-aux", help="kril: without L_aux.")] = False,
-    no_kr2: Annotated[bool, typer.Option("--no-kr2", help="kril: without L_kr2.")] = False,
-    single: Annotated[bool, typer.Option("--single", help="kril: one recorder for all tasks.")] = False,
-    preset: Annotated[
-        str | None,
-        typer.Option(help="Settings to start from, where a method has such: own (gfr).", show_default="none"),
-    ] = None,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder of data sets.", show_default="$KRNET_DATA, or the user's cache"),
-    ] = None,
-    settings: Set = None,
-    list_all: Annotated[bool, typer.Option("--list-settings", help="Print what --set knows, and leave.")] = False,
-    device: Device = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Writes DIR/run.json (DIR/METHOD/run.json for several): accuracies, forgetting, stored bytes, settings, times.
-
-    A run that was stopped, in whatever way, goes on with --resume. TensorBoard logs lie in DIR/tensorboard.
-
-    \b
-    Example:
-      krnet learn kril finetune --data digits --base-classes 4 --tasks 3
-    """
-    from krnet import data as data_sets
-    from krnet import learning, protocol
-    from krnet.progress import Display
-    from krnet.watching import Board, Line, Several
-
-    if sizes is not None and (tasks is not None or base_classes is not None):
-        raise typer.BadParameter("give either --sizes, or --tasks and --base-classes")
-    every = learning.base.names()
-    chosen = list(dict.fromkeys(name for given in methods for name in (every if given == "all" else [given])))
-    for method in chosen:
-        learning.base.choose(method)
-    if list_all:
-        everyone = learning.base.LearnerConfig
-        print(f"all methods\n{explain_settings(everyone)}")
-        for method in chosen:
-            print(f"\n{method}\n{explain_settings(learning.base.choose(method).config_class, everyone)}".rstrip())
-        return
-    switches: dict[str, Any] = {
-        "recorder": recorder,
-        "budget": budget,
-        "fixed_layers": fixed_layers,
-        "epochs": epochs,
-        "base_epochs": epochs,
-    }
-    switches |= {"aux": 0.0 if no_aux else None, "kr2": False if no_kr2 else None, "single": True if single else None}
-    known = {field.name for m in every for field in fields(learning.base.choose(m).config_class)}
-    given = merge(settings or [], known, **switches)
-    with Display(quiet) as display:
-        display.phase("reading the images")
-        found = data_sets.load(data, data_dir, say=(lambda text: None) if quiet else _say)
-        split = protocol.split(
-            order, num_classes=found.num_classes, base_classes=base_classes, tasks=10 if tasks is None else tasks,
-            sizes=sizes,
-        )  # fmt: skip
-        name = f"{'-'.join(chosen) if len(chosen) < 4 else 'several'}-{found.name}-{split.num_tasks - 1}"
-        folder = out or Path("runs") / f"{name}-{split.order_name}-{seed}".replace("/", "_")
-        watcher = Several([Line(display), Board(folder / "tensorboard")])
-        common: dict[str, Any] = {"seed": seed, "device": device, "resume": resume, "watcher": watcher}
-        try:
-            if len(chosen) == 1:
-                (only,) = chosen
-                own = learning.settings_of(chosen, given, found, preset)[only]
-                runs = [learning.learn(only, found, split, out=folder, settings=own, **common)]
-            else:
-                runs = learning.learn_all(chosen, found, split, out=folder, settings=given, preset=preset, **common)
-        except KeyboardInterrupt:
-            _say(f"stopped; what was done is in {folder}. To go on, give the same command with --resume")
-            raise typer.Exit(130) from None
-    if as_json:
-        tables.show_json(runs[0] if len(runs) == 1 else runs)
-    else:
-        tables.show_runs(runs)
-        if not quiet:
-            _say(f"written to {folder}")
-
-
-@app.command(short_help="Learn digits task after task: KRIL against its bounds, in minutes.")
-def demo(
-    out: Annotated[Path, typer.Option(help="Folder to write to; made if missing.")] = Path("demo"),
-    seed: Annotated[int, typer.Option(help="Seeds the networks and the recordings.")] = 0,
-    short: Annotated[bool, typer.Option("--short", help="A few updates only: seconds, and poor results.")] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Writes demo/METHOD/run.json and demo/demo.png, accuracy task by task and bytes kept; takes under three minutes.
-
-    Learns handwritten digits two classes at a time: by KRIL, which replays the feature maps of old images from a
-    recording; by fine-tuning, which forgets; and by keeping real features or all images, the upper bounds. Nothing is
-    downloaded.
-
-    \b
-    Example:
-      krnet demo --out demo
-    """
-    from krnet.demo import run
-    from krnet.progress import Display
-
-    try:
-        with Display(quiet) as display:
-            found = run(out, display, seed=seed, short=short)
-    except KeyboardInterrupt:
-        _say(f"stopped; what was done is in {out}. To go on, give the same command again")
-        raise typer.Exit(130) from None
-    if as_json:
-        tables.show_json(found)
-    else:
-        tables.show_runs([{**made, "method": name} for name, made in found["runs"].items()])
-        print(f"picture: {found['picture']}; took {found['seconds']:.0f} s")
-
-
-@bench.command(short_help="A step against its floor, replay against its rivals.")
-def speed(
-    features: Annotated[
-        Path | None,
-        typer.Argument(metavar="[FEATURES]", help="Feature maps to fit.", show_default="random ones"),
-    ] = None,
-    labels: Annotated[Path | None, typer.Option(metavar="L.npy", help="One integer per sample.")] = None,
-    preset: Annotated[
-        str | None, typer.Option(help=f"{', '.join(PRESETS)}; or none, for sizes from the data.")
-    ] = "cifar100",
-    targets: Annotated[
-        str, typer.Option(metavar="R2,R2,...", help="Measure the time to reach each, on FEATURES.", show_default="none")
-    ] = "",
-    device: Device = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Writes nothing; prints on stdout how long a step takes and the least it could take, and how fast replay is.
-
-    The floor counts the FLOPs and bytes that no version can avoid, over ceilings measured in the same run. Replay is
-    set against the plain network and against reading raw features from disk.
-
-    \b
-    Example:
-      krnet bench speed features.npy --labels labels.npy --targets 0.95,0.98
-    """
-    from krnet.speed import bench as measure
-
-    wanted = tuple(float(part) for part in targets.split(",") if part)
-    if wanted and features is None:
-        raise typer.BadParameter("--targets needs FEATURES to reach them on")
-    chosen = None if preset == "none" else preset
-    say = (lambda text: None) if quiet else _say
-    found = measure(features, labels, preset=chosen, device=device, targets=wanted, say=say)
-    tables.show(found, tables.speed_rows(found), as_json)
-
-
-@bench.command(short_help="Bytes against R2 and replay accuracy, for every recorder.")
-def rate(
-    features: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FEATURES", help="Feature maps (N, ...) as .npy .npz .safetensors .h5 .zarr.", show_default=False
-        ),
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder to write to.", show_default=False)],
-    labels: Annotated[
-        Path | None,
-        typer.Option(metavar="L.npy", help="Class of each sample, as the head numbers them.", show_default="none"),
-    ] = None,
-    head: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="HEAD.pt",
-            help="Feature maps to logits, as torch.export or TorchScript wrote it, or the folder of a kril run.",
-            show_default="none",
-        ),
-    ] = None,
-    budgets: Annotated[
-        Any, typer.Option(parser=parse_sizes, metavar="SIZE,SIZE,...", help="Most bytes of a file (MB = 10^6).")
-    ] = "3MB,6.5MB,12MB,24MB",
-    recorders: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME,NAME,...",
-            help="Ways to store the features; pca:components=64 holds a setting at every budget.",
-            show_default="all, images if these are given",
-        ),
-    ] = None,
-    images: Images = None,
-    trunk: Trunk = None,
-    key: Key = None,
-    iterations: Annotated[int | None, fit_option("iterations", "the schedule's")] = None,
-    time_budget: Annotated[
-        Any, fit_option("time_budget", "none", parser=typed.parse_duration, metavar="SECONDS|10m|1h30m")
-    ] = None,
-    seed: Annotated[int, fit_option("seed", str(FitConfig.seed))] = FitConfig.seed,
-    settings: Annotated[
-        list[Any] | None, set_option("A setting of every recorder that has it, such as mean and std of images")
-    ] = None,
-    device: Device = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Writes DIR/rate.json, DIR/rate.png and the recordings in DIR/points; prints a table of all points on stdout.
-
-    Each recorder is fitted at each budget and scored only after its file has been opened again. A second run makes
-    only what is missing. A budget that a recorder cannot keep gives its smallest file, marked as over. Exit code 1
-    says that a recorder failed; the others are there.
-
-    \b
-    Example:
-      krnet bench rate features.npy --labels labels.npy --head head.pt2 --budgets 3MB,12MB -o rate
-      krnet bench rate features.npy --images images.npy --trunk trunk.pt2 --set mean=0.5 --set std=0.25 -o rate
-    """
-    from krnet import rate as rates
-    from krnet import rate_report
-    from krnet.progress import Display
-
-    chosen = None if recorders is None else [part for part in recorders.split(",") if part]
-    try:
-        with Display(quiet) as display:
-            found = rates.bench(
-                features, labels, out=out, head=head, budgets=budgets, recorders=chosen, iterations=iterations,
-                time_budget=time_budget, seed=seed, device=device, key=key, images=images, trunk=trunk,
-                settings=dict(settings or []), say=display.phase, watch=display.fit,
-            )  # fmt: skip
-    except KeyboardInterrupt:
-        _say(f"stopped; the points that were done are in {out}. To go on, give the same command again")
-        raise typer.Exit(130) from None
-    if as_json:
-        tables.show_json(found)
-    else:
-        rate_report.show(found)
-        if not quiet:
-            _say(f"written to {out / rates.RATE} and {out / rates.PICTURE}")
-    for failed in found["errors"]:
-        _say(f"error: {failed['recorder']} at {failed['budget']} bytes: {failed['error']}")
-    if found["errors"]:
-        raise typer.Exit(1)
+app.command(short_help="Learn classes task after task, by one method or by all.")(learn)
+app.command(short_help="Learn digits task after task: KRIL against its bounds, in minutes.")(demo)
+app.add_typer(bench, name="bench")

@@ -2,7 +2,7 @@
 
 plan, info, verify report, ... -> rows (name, text) -> show
 
-Bytes are printed in MB of 10^6 and exactly.
+Bytes are printed in MB of 10^6 and exactly. What is no result goes to stderr: say.
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Rows = list[tuple[str, str]]
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def show(result: Mapping[str, Any], rows: Rows, as_json: bool) -> None:
