@@ -30,7 +30,7 @@ from krnet.errors import (
 )
 from krnet.features import open_features
 from krnet.quantize import Tables
-from krnet.recorders import _features, _kmeans, _numbers, _pq_budget, pq
+from krnet.recorders import _features, _kmeans, _numbers, _pq_books, _pq_budget, _pq_codes, pq
 from krnet.recorders.base import Job, choose
 from krnet.samples import Samples
 from krnet.scan import normalise, scan
@@ -156,10 +156,10 @@ def test_channels_that_are_alike_come_into_one_part():
     base = torch.randn(500, 3, generator=generator())
     points = torch.stack([base[:, k % 3] * (1 + k) for k in range(6)], 1)
     points += 0.01 * torch.randn(points.shape, generator=generator(1))
-    order = pq.by_likeness(points, [2, 2, 2]).tolist()
+    order = _pq_books.by_likeness(points, [2, 2, 2]).tolist()
     assert sorted(map(sorted, (order[:2], order[2:4], order[4:]))) == [[0, 3], [1, 4], [2, 5]]
     points[:, 2] = 0.5  # a channel that does not vary is like none
-    assert sorted(pq.by_likeness(points, [4, 2]).tolist()) == list(range(6))
+    assert sorted(_pq_books.by_likeness(points, [4, 2]).tolist()) == list(range(6))
 
 
 # ------------------------------------------------------------------ codes and tables
@@ -168,9 +168,9 @@ def test_channels_that_are_alike_come_into_one_part():
 def test_codes_and_entries_are_those_of_a_slow_version():
     features = relu_maps(20, SHAPE)[0]
     job = job_for(features)
-    config = pq.resolved(job, pq.PQConfig(parts=2, bits=3, rounds=3, rotations=0))
-    books = pq.Trainer(job, config).books(0.0)
-    found = pq.code(job, books, torch.arange(20))
+    config = _pq_books.resolved(job, _pq_books.PQConfig(parts=2, bits=3, rounds=3, rotations=0))
+    books = _pq_books.Trainer(job, config).books(0.0)
+    found = _pq_codes.code(job, books, torch.arange(20))
     x = normalise(features, job.stats.low, job.stats.high)
     error, expected = 0.0, torch.empty_like(x)
     for part, entries in enumerate(books.entries):
@@ -191,17 +191,17 @@ def test_codes_and_entries_are_those_of_a_slow_version():
 
 def test_positions_that_are_alike_share_a_table():
     counts = torch.tensor([[90, 5, 5], [5, 90, 5]]).repeat(8, 1) * 100
-    table = pq.group_positions(counts, 16)
+    table = _pq_codes.group_positions(counts, 16)
     assert table.tolist() == [table[0], table[1]] * 8 and table[0] != table[1]
-    assert pq.group_positions(counts, 1).tolist() == [0] * 16
-    assert pq.group_positions(counts // 5000, 16).tolist() == [0] * 16  # too few codes to pay for a second
+    assert _pq_codes.group_positions(counts, 1).tolist() == [0] * 16
+    assert _pq_codes.group_positions(counts // 5000, 16).tolist() == [0] * 16  # too few codes to pay for a second
 
 
 def test_a_rotation_keeps_lengths_and_brings_parts_nearer_to_their_entries():
     """Four channels mixed from two, in parts that share them. How much is gained depends on the start."""
     base = torch.rand(3000, 2, generator=generator())
     points = torch.stack([base[:, 0], base[:, 1], base[:, 0] + 0.1 * base[:, 1], base[:, 1] - base[:, 0]], 1)
-    turn = pq.best_rotation(points, [2, 2], 16, 8, generator()).float()
+    turn = _pq_books.best_rotation(points, [2, 2], 16, 8, generator()).float()
     assert torch.allclose(turn @ turn.T, torch.eye(4), atol=2e-3)
 
     def error(x: torch.Tensor) -> float:
@@ -218,8 +218,8 @@ def test_what_is_replayed_is_what_the_codes_say(kept):
     """Through the file: the only difference is the rounding of the entries, each up to a step in a width of two."""
     features = maps()[0]
     job = job_for(features)
-    config = pq.resolved(job, pq.PQConfig(**SETTINGS))
-    found = pq.code(job, pq.Trainer(job, config).books(0.0), torch.arange(150))
+    config = _pq_books.resolved(job, _pq_books.PQConfig(**SETTINGS))
+    found = _pq_codes.code(job, _pq_books.Trainer(job, config).books(0.0), torch.arange(150))
     codes = torch.from_numpy(found.values.reshape(150, -1).astype(np.float32))
     expected = found.books.inverse(codes).view(150, *SHAPE).clamp(0, 1)
     recording = krnet.open(kept)
@@ -334,8 +334,11 @@ def test_the_codes_take_their_entropy_and_no_more(kept):
     found = archive.open_archive(kept)
     features = maps()[0]
     job = job_for(features)
-    plan = pq.make_plan(
-        job, config := pq.resolved(job, pq.PQConfig(**SETTINGS)), pq.Trainer(job, config), torch.arange(150)
+    plan = _pq_codes.make_plan(
+        job,
+        config := _pq_books.resolved(job, _pq_books.PQConfig(**SETTINGS)),
+        _pq_books.Trainer(job, config),
+        torch.arange(150),
     )
     column = plan.tables.column.reshape(3, -1)
     ideal = sum(
@@ -349,8 +352,8 @@ def test_the_codes_take_their_entropy_and_no_more(kept):
 
 def test_the_size_is_told_before_anything_is_coded(kept):
     job = job_for(*maps())
-    config = pq.resolved(job, pq.PQConfig(**SETTINGS))
-    plan = pq.make_plan(job, config, pq.Trainer(job, config), torch.arange(150))
+    config = _pq_books.resolved(job, _pq_books.PQConfig(**SETTINGS))
+    plan = _pq_codes.make_plan(job, config, _pq_books.Trainer(job, config), torch.arange(150))
     size = kept.stat().st_size
     assert size <= plan.size_bytes <= size + 2500
 
@@ -362,7 +365,7 @@ def test_recording_twice_gives_the_same_tensors(kept, tmp_path):
 
 
 def test_features_that_take_several_readings_are_recorded_the_same(kept, monkeypatch, tmp_path):
-    for module in (_features, pq):
+    for module in (_features, _pq_codes, pq):
         monkeypatch.setattr(module, "CHUNK_BYTES", 4 * 120 * 16)
     krnet.record(*maps(), recorder="pq", out=tmp_path / "x.krn", **SETTINGS)
     parts, whole = krnet.open(tmp_path / "x.krn").info(), krnet.open(kept).info()

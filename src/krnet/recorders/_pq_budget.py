@@ -18,8 +18,9 @@ from krnet.budget import search
 from krnet.config import from_dict
 from krnet.quantize import MAX_TABLES
 from krnet.recorders._numbers import evenly
+from krnet.recorders._pq_books import PQConfig, Trainer, resolved
+from krnet.recorders._pq_codes import NUM_TENSORS, make_plan
 from krnet.recorders.base import Job, planned_overhead
-from krnet.recorders.pq import NUM_TENSORS, PQConfig, Trainer, make_plan, resolved
 
 TRIED_POSITIONS, TRIED_PER_ENTRY, TRIED_ROUNDS = 32768, 32, 8  # when looking for the best parts and bits
 TRIED_BITS = (4, 6, 8, 10, 12)

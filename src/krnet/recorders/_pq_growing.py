@@ -13,8 +13,9 @@ from torch import Tensor
 from krnet.recorders._basis import numbers_of
 from krnet.recorders._growing import Growth
 from krnet.recorders._numbers import CODED_TENSORS, CodedConfig, Numbers
-from krnet.recorders.base import Job
-from krnet.recorders.pq import CODE, CODES, ENTRIES, Codebooks, PQConfig, PQRecorder
+from krnet.recorders._pq_books import Codebooks, PQConfig
+from krnet.recorders._pq_codes import CODE, CODES, ENTRIES
+from krnet.recorders.base import Job, Recorder
 
 WEIGHTS = np.geomspace(1e-6, 10, 160)  # prices of a bit that are tried, one a tenth above the last
 
@@ -22,7 +23,7 @@ WEIGHTS = np.geomspace(1e-6, 10, 160)  # prices of a bit that are tried, one a t
 class PQGrowth(Growth):
     prefix, free, limits = CODES, "rate_weight", (0, math.inf)
 
-    def __init__(self, job: Job, recorder: PQRecorder):
+    def __init__(self, job: Job, recorder: Recorder):
         super().__init__(job, recorder, PQConfig)
         assert isinstance(self.basis, Codebooks), f"pq reads with a {type(self.basis).__name__}"
         self.books = self.basis
