@@ -2,6 +2,7 @@
 
     cifar-100-python/ -> ResNet-32, 160 epochs -> trunk F1 (23 layers) -> base/features.npy (25000, 64, 8, 8)
                                                   head F2 ( 9 layers) -> base/network.safetensors
+                         the images themselves                        -> base/images.npy (25000, 32, 32, 3)
 
 The first 50 classes of the order drawn with seed 1993 (68, 56, 78, 8, ...), as LUCIR. Settings of the KRNet paper:
 SGD 0.1 (x 0.1 at epochs 80 and 120), momentum 0.9, weight decay 5e-4, batch 128, pad-4 crop and flip.
@@ -193,6 +194,7 @@ def main():
     args.out.mkdir(parents=True, exist_ok=True)
     np.save(args.out / "features.npy", features.cpu().numpy())
     np.save(args.out / "labels.npy", labels.cpu().numpy())
+    np.save(args.out / "images.npy", images.permute(0, 2, 3, 1).cpu().numpy())
     state = nn.Sequential(trunk, head).state_dict()
     save_file({k: v.contiguous().cpu() for k, v in state.items()}, args.out / "network.safetensors")
     if not args.network and not args.limit:

@@ -1,6 +1,7 @@
 """Run `krnet bench rate` on the maps of the base task and append every point that it made to the ledger.
 
-    runs/base/{features,labels}.npy, network.safetensors -> head.pt -> krnet.rate.bench -> DIR/rate.json -> ledger
+    runs/base/{features,labels,images}.npy, network.safetensors -> head.pt, trunk.pt -> krnet.rate.bench -> DIR/rate.json
+    -> ledger
 
 A row is appended as soon as its point is made; points that DIR held already have theirs. --measured records with the
 fixed settings that our anchors were measured with, instead of at budgets: steps of a plain quantiser, of a transform,
@@ -16,7 +17,7 @@ import time
 from pathlib import Path
 
 import torch
-from cifar100_base import resnet32
+from cifar100_base import MEAN, STD, resnet32
 from safetensors.torch import load_file
 
 from krnet import budget, ledger, rate, rate_report
@@ -32,16 +33,18 @@ MEASURED = [
 ]  # fmt: skip
 
 
-def write_head(base: Path, path: Path) -> Path | None:
-    """The base network's head as TorchScript; None where the folder has no network."""
+def write_network(base: Path, out: Path) -> tuple[Path | None, Path | None]:
+    """The base network's trunk and head as TorchScript; None where the folder has no network."""
     if not (base / "network.safetensors").exists():
-        return None
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        trunk, head = resnet32(50)
-        torch.nn.Sequential(trunk, head).load_state_dict(load_file(base / "network.safetensors"))
-        torch.jit.script(head.eval()).save(path)
-    return path
+        return None, None
+    paths = out / "trunk.pt", out / "head.pt"
+    trunk, head = resnet32(50)
+    torch.nn.Sequential(trunk, head).load_state_dict(load_file(base / "network.safetensors"))
+    out.mkdir(parents=True, exist_ok=True)
+    for module, path in zip((trunk, head), paths):
+        if not path.exists():
+            torch.jit.script(module.eval()).save(path)
+    return paths
 
 
 def main():
@@ -71,9 +74,13 @@ def main():
                       class_order="lucir1993", files=[args.out / point["file"]])  # fmt: skip
 
     recorders = MEASURED if args.measured else args.recorders.split(",") if args.recorders else None
+    trunk, head = write_network(args.base, args.out)
+    wanted = recorders is None or any(name.split(":")[0] == "images" for name in recorders)
+    pictures = {}
+    if wanted and trunk is not None and (args.base / "images.npy").exists():
+        pictures = {"images": args.base / "images.npy", "trunk": trunk, "settings": {"mean": MEAN, "std": STD}}
     found = rate.bench(
-        args.base / "features.npy", args.base / "labels.npy", out=args.out,
-        head=write_head(args.base, args.out / "head.pt"), recorders=recorders,
+        args.base / "features.npy", args.base / "labels.npy", out=args.out, head=head, recorders=recorders, **pictures,
         budgets=["1GB"] if args.measured else budget.parse_sizes(args.budgets),
         iterations=args.iterations, time_budget=args.time_budget, device=args.device, made=made,
         say=lambda text: print(text, file=sys.stderr, flush=True),
