@@ -1,7 +1,7 @@
 """Run `krnet bench rate` on the maps of the base task and append every point that it made to the ledger.
 
-    runs/base/{features,labels,images}.npy, network.safetensors -> head.pt, trunk.pt -> krnet.rate.bench -> DIR/rate.json
-    -> ledger
+    runs/base/{features,labels,images}.npy, network.safetensors -> head.pt, trunk.pt
+    all of them -> krnet.rate.bench -> DIR/rate.json -> ledger
 
 A row is appended as soon as its point is made; points that DIR held already have theirs. --measured records with the
 fixed settings that our anchors were measured with, instead of at budgets: steps of a plain quantiser, of a transform,
