@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from krnet import protocol
 from krnet.errors import SettingError
 from krnet.learners import _importance, base, ewc, finetune
 from learning_tools import SMALL, small_digits, small_tasks
@@ -207,3 +208,11 @@ def test_only_importances_are_kept_beside_the_classifier(two_tasks):
 def test_settings_out_of_range_are_refused(settings):
     with pytest.raises(SettingError, match=next(iter(settings))):
         base.make_config(ewc.Ewc, settings)
+
+
+def test_a_task_of_one_class_is_refused_where_only_new_logits_compete(digits):
+    split = protocol.split("natural", num_classes=digits.num_classes, sizes=[digits.num_classes - 3, 2, 1])
+    context = base.Context(digits, split, torch.device("cpu"), 1, None)
+    with pytest.raises(SettingError, match="task 2 has one class"):
+        ewc.Ewc(context, base.make_config(ewc.Ewc, SMALL))
+    ewc.Ewc(context, base.make_config(ewc.Ewc, {**SMALL, "ce": "seen"}))

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from krnet import api, learning
+from krnet.config import FitConfig
 from krnet.descent import Saving
 from krnet.errors import SettingError
 from krnet.learners import base, kril
@@ -246,8 +247,41 @@ def test_new_features_are_f1s_of_the_images_as_they_are_mirrored_or_cropped(digi
         torch.testing.assert_close(new.take(places, draws), learner.trunk(expected))
 
 
+@pytest.mark.parametrize("settings", [{"new_features": "crop"}, {"augment": False}])
+def test_new_images_are_mirrored_no_more_than_those_of_the_base_task(digits, tmp_path, settings):
+    data = replace(digits, flip="augment" in settings)
+    learner = make(data, tmp_path, recorder="raw", **settings)
+    run_task(learner, 0, tmp_path)
+    batches = next(learner.learn(1)).batches
+    for iteration in range(3):
+        old, new, draws = batches.inputs(iteration)
+        features = batches.tensors(old, new, draws)[0][len(old) :]
+        draws = draws[len(old) :].clone()
+        draws[:, 2] = 0
+        ids = batches.new.ids[new]
+        images = learner.context.train.take(ids, draws) if learner.config.augment else learner.context.train.take(ids)
+        with torch.no_grad():
+            torch.testing.assert_close(features, learner.trunk(images))
+
+
+def test_a_fit_of_the_autoencoder_is_set_and_seen_through_f2_like_krnets(digits, tmp_path, monkeypatch):
+    learner = make(digits, tmp_path, recorder="autoencoder", recorder_settings="code_width=8", recorder_iterations=7)
+    seen = []
+    monkeypatch.setattr(api, "record", lambda *a, **options: seen.append(options))
+    run_task(learner, 0, tmp_path)
+    assert seen[0]["head"] is learner.tail and seen[0]["iterations"] == 7 and seen[0]["gamma"] == FitConfig.gamma
+
+
+def test_the_papers_schedule_brings_what_it_gives_for_imagenet(digits, tmp_path, monkeypatch):
+    learner = make(digits, tmp_path, recorder_schedule="paper", recorder_iterations=None, recorder_settings="")
+    labels = torch.zeros(4, dtype=torch.int64)
+    for shape, iterations, gamma in (((64, 8, 8), 40_000, 1e-3), ((256, 14, 14), 50_000, 5e-4)):
+        options = learner._recording(0, torch.zeros(4, *shape), labels, labels).options
+        assert (options["iterations"], options["gamma"]) == (iterations, gamma)
+
+
 def test_mirrored_replays_are_the_maps_mirrored(digits, tmp_path):
-    learner = make(digits, tmp_path, flip_replays=True)
+    learner = make(replace(digits, flip=True), tmp_path, flip_replays=True)
     run_task(learner, 0, tmp_path)
     batches = next(learner.learn(1)).batches
     old, new, draws = batches.inputs(3)
@@ -268,6 +302,13 @@ def test_mirrored_replays_are_the_maps_mirrored(digits, tmp_path):
         ({"recorder": "krnot"}, "krnet"),
         ({"recorder_settings": "c0"}, "c0"),
         ({"new_features": "zoom"}, "new_features"),
+        ({"flip_replays": True}, "digits8 is not to be mirrored"),
+        ({"recorder_settings": 5}, "recorder_settings is 5; expected name=value"),
+        ({"recorder_settings": "gamma=7"}, "recorder_settings has gamma, which is a setting of KRIL"),
+        ({"recorder_settings": "device=cpu"}, "device, which is the run's"),
+        ({"recorder_settings": "target_r2=2"}, "target_r2"),
+        ({"batch_size": 1}, "batch_size is 1"),
+        ({"ce": "new"}, "ce is 'new'; expected seen"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_before_anything_is_learned(digits, tmp_path, settings, message):

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from krnet import layers
 from krnet.backbones import BatchNorm, LinearHead
 from krnet.config import check_choice, check_range
+from krnet.errors import SettingError
 from krnet.learners.base import Context, Learner, LearnerConfig, Work, num_bytes
 
 CHUNK = 125  # images at a time: it bounds memory, and changes an importance by rounding alone
@@ -57,6 +58,12 @@ class ImportanceLearner(Learner):
 
     def __init__(self, context: Context, config: LearnerConfig):
         super().__init__(context, config)
+        later = [len(classes) for classes in context.split.tasks[1:]]
+        if config.ce == "new" and 1 in later:
+            raise SettingError(
+                f"ce is 'new', and task {1 + later.index(1)} has one class: with no other to tell it from, nothing is "
+                f"learned. Give ce=seen, or tasks of two classes and more"
+            )
         self.importance: dict[str, Tensor] = {}
         """By parameter name, of the tasks so far. The head's parts keep their names, so those of old rows still fit."""
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from krnet.config import check_choice
+from krnet.errors import SettingError
 from krnet.learners.base import Learner, LearnerConfig, Work, register
 
 
@@ -27,6 +28,10 @@ class JointConfig(LearnerConfig):
         super().__post_init__()
         for name in ("only_last", "warm_start"):
             check_choice(name, getattr(self, name), (True, False))
+        if self.ce != "seen":
+            raise SettingError(f"ce is {self.ce!r}; expected seen: images are of all classes, old ones too")
+        if self.bn == "frozen" and not self.warm_start:
+            raise SettingError("bn is 'frozen', and a new network has no statistics; leave it out, or set warm_start")
 
 
 @register
@@ -56,4 +61,4 @@ class Joint(Learner):
 
     def storage_bytes(self) -> dict[str, int]:
         samples = sum(len(self.context.task_ids(t)) for t in range(self.task + 1))
-        return {"images": samples * self.context.data.train.images[0].numel()}
+        return {"images": samples * self.context.data.train.images[0].numel(), "labels": 4 * samples}

@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from krnet import api, backbones
-from krnet.config import SCHEDULES, FitConfig, check_choice, check_int, check_range, unknown_setting
+from krnet.config import PAPER_FITS, SCHEDULES, FitConfig, check_choice, check_int, check_range, unknown_setting
 from krnet.descent import Draws, Group, Images, Saving, Watch
 from krnet.errors import SettingError
 from krnet.learners.base import EVALUATION_BATCH, Context, Learner, LearnerConfig, Work, register
@@ -47,6 +47,18 @@ PRESET_SHAPES: dict[tuple[int, ...], str] = {
 }
 
 
+# Settings of a fit that have a place of their own.
+SET_ELSEWHERE = {
+    "iterations": "is KRIL's recorder_iterations",
+    "schedule": "is KRIL's recorder_schedule",
+    "gamma": "is a setting of KRIL",
+    "head_share": "is a setting of KRIL",
+    "seed": "follows from the run's",
+    "device": "is the run's",
+    "checkpoint_s": "is the run's",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class KrilConfig(LearnerConfig):
     fixed_layers: int = 23
@@ -58,15 +70,16 @@ class KrilConfig(LearnerConfig):
     aux_divisor: str = "batch"
     """L_aux is divided by the size of the batch, or of its replayed part: batch or replayed."""
     new_features: str = "flip"
-    """Features of the new images: plain, flip (mirrored at random) or crop (cropped and mirrored anew each step)."""
+    """Features of the new images: plain, flip (mirrored at random) or crop (cropped and mirrored anew each step). Data
+    that are not mirrored elsewhere are not mirrored here, and without `augment` it is plain."""
     flip_replays: bool = False
     """Mirror replayed maps at random."""
     recorder: str = "krnet"
     """How features are kept: krnet; raw, the real ones, the upper bound; images, a rival that keeps every image; ..."""
     recorder_schedule: str = "fast"
-    """Schedule of a krnet's fit: fast or paper."""
+    """Schedule of a network's fit (krnet, autoencoder): fast or paper."""
     recorder_iterations: int | None = None
-    """Iterations of the base recorder; by default the schedule's own number."""
+    """Iterations of the base recorder; by default the schedule's own number, with paper that of its data set."""
     recorder_settings: str = ""
     """Other settings of the recorder, as name=value,name=value."""
     scaled: bool = True
@@ -75,8 +88,8 @@ class KrilConfig(LearnerConfig):
     """A later recorder starts from the one before, where its size is one of the paper's."""
     kr2: bool = True
     """L_kr2: the recorder's error is also seen through F2."""
-    gamma: float = 1e-3
-    """Weight of L_kr2."""
+    gamma: float | None = None
+    """Weight of L_kr2; by default 0.001, with schedule paper that of its data set."""
     head_share: float = 0.25
     """Share of a batch of the recorder's that F2 is shown for L_kr2."""
     budget: int | None = None
@@ -87,23 +100,38 @@ class KrilConfig(LearnerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_int("fixed_layers", self.fixed_layers, 1)
+        check_int("batch_size", self.batch_size, 2)  # one replayed, one new
+        if self.ce != "seen":
+            raise SettingError(f"ce is {self.ce!r}; expected seen: replays are of old classes, which 'new' leaves out")
         check_choice("aux_divisor", self.aux_divisor, ("batch", "replayed"))
         check_choice("new_features", self.new_features, ("plain", "flip", "crop"))
         check_choice("recorder_schedule", self.recorder_schedule, SCHEDULES)
         for name in ("flip_replays", "scaled", "warm_start", "kr2", "single"):
             check_choice(name, getattr(self, name), (True, False))
-        for name in ("tail_lr", "aux", "gamma"):
+        for name in ("tail_lr", "aux"):
             check_range(name, getattr(self, name), 0)
+        if self.gamma is not None:
+            check_range("gamma", self.gamma, 0)
         check_range("head_share", self.head_share, 0, 1)
         for name in ("recorder_iterations", "budget"):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), 1)
-        known = choose(self.recorder).setting_names | {f.name for f in fields(FitConfig)}
-        for name in self.own_settings():
+        fit = {f.name for f in fields(FitConfig)}
+        known, own = choose(self.recorder).setting_names | fit, self.own_settings()
+        for name in own:
             if name not in known:
                 raise unknown_setting(name, known)
+            if name in SET_ELSEWHERE:
+                raise SettingError(f"recorder_settings has {name}, which {SET_ELSEWHERE[name]}; leave it out there")
+        FitConfig(**{name: value for name, value in own.items() if name in fit})  # refused now, not after a base task
+
+    @property
+    def kind_of_new(self) -> str:
+        return self.new_features if self.augment else "plain"
 
     def own_settings(self) -> dict[str, Any]:
+        if not isinstance(self.recorder_settings, str):
+            raise SettingError(f"recorder_settings is {self.recorder_settings!r}; expected name=value,name=value")
         try:
             return dict(parse_setting(part) for part in self.recorder_settings.split(",") if part)
         except ValueError as error:
@@ -127,7 +155,7 @@ class MixedBatches:
         self.new_order = Order(len(new.ids), self.batch_size - self.num_old, seed + 1, device=device)
         self.num_old, num_new = self.old_order.batch_size, self.new_order.batch_size
         self.batch_size = self.num_old + num_new
-        self.draws = Draws(self.batch_size, new.pad, True, seed, device)
+        self.draws = Draws(self.batch_size, new.pad, new.images.data.flip, seed, device)
 
     def inputs(self, iteration: int) -> tuple[Tensor, ...]:
         return self.old_order.ids(iteration), self.new_order.ids(iteration), self.draws(iteration)
@@ -218,6 +246,8 @@ class Kril(Learner):
         assert isinstance(backbone, backbones.ResNet)
         self.trunk, self.tail = backbones.cut(backbone, config.fixed_layers)
         self.f2 = backbones.Classifier(self.tail, self.model.head)
+        if config.flip_replays and not context.data.flip:
+            raise SettingError(f"flip_replays is set, and {context.data.name} is not to be mirrored; leave it out")
 
     # ------------------------------------------------------------------ learning
 
@@ -233,7 +263,7 @@ class Kril(Learner):
         self._forget_older_files(task)
         self.model.eval()
         replays, old_labels = self._replay_all(task)
-        new = NewFeatures(self.trunk, self.context.train, ids, labels, self.config.new_features, self)
+        new = NewFeatures(self.trunk, self.context.train, ids, labels, self.config.kind_of_new, self)
         yield self.f2_work(replays, old_labels, new)
         # The next recorder learns from the last one's replays; with two, the base task's stays as it is.
         skip = 0 if self.one_file else self.context.num_seen(0)
@@ -300,16 +330,18 @@ class Kril(Learner):
             options["start"] = earlier
         if self.grows and c.budget is not None and task == 0:
             options["room"] = sum(self._counts())
-        if c.recorder == "krnet":
-            iterations = c.recorder_iterations or SCHEDULES[c.recorder_schedule]
+        if choose(c.recorder).takes_head:
+            preset = PRESET_SHAPES.get(tuple(features.shape[1:])) if c.budget is None else None
+            paper = PAPER_FITS.get(preset or "", {}) if c.recorder_schedule == "paper" else {}
+            iterations = c.recorder_iterations or paper.get("iterations", SCHEDULES[c.recorder_schedule])
             if c.scaled:
                 learned = self._counts()[task] if self.grows else len(labels)
                 iterations = max(1, round(iterations * min(1.0, learned / len(base_labels))))
-            options |= {"iterations": iterations, "schedule": c.recorder_schedule, "gamma": c.gamma}
-            preset = PRESET_SHAPES.get(tuple(features.shape[1:])) if c.budget is None else None
-            options |= {"preset": preset, "head": self.tail if c.kr2 else None, "head_share": c.head_share}
+            gamma = paper.get("gamma", FitConfig.gamma) if c.gamma is None else c.gamma
+            options |= {"iterations": iterations, "schedule": c.recorder_schedule, "gamma": gamma, "preset": preset}
+            options |= {"head": self.tail if c.kr2 else None, "head_share": c.head_share}
             # A network sized by its samples has to grow with them; one of the paper's is large enough from the start.
-            if c.warm_start and preset is not None and earlier is not None:
+            if c.recorder == "krnet" and c.warm_start and preset is not None and earlier is not None:
                 options |= {"start": earlier, "preset": None}
         name = "recorder of the base task" if task == 0 else "recorder"
         return RecorderFit(name, self._files(task)[-1], features, labels, self.device, **options)
