@@ -3,18 +3,19 @@
 import pytest
 import torch
 
-from krnet.augment import crop_flip, draw, normalise
+from krnet.augment import centre, crop_flip, draw, normalise
 
 
-def slow_crop_flip(images, draws, pad):
+def slow_crop_flip(images, draws, pad, crop=None):
     num_images, channels, height, width = images.shape
-    out = torch.zeros_like(images)
+    rows, columns = (crop, crop) if crop else (height, width)
+    out = torch.zeros(num_images, channels, rows, columns, dtype=torch.uint8)
     for b in range(num_images):
         dy, dx, flip = draws[b].tolist()
         for c in range(channels):
-            for y in range(height):
-                for x in range(width):
-                    row, column = y + dy - pad, (width - 1 - x if flip else x) + dx - pad
+            for y in range(rows):
+                for x in range(columns):
+                    row, column = y + dy - pad, (columns - 1 - x if flip else x) + dx - pad
                     if 0 <= row < height and 0 <= column < width:
                         out[b, c, y, x] = images[b, c, row, column]
     return out
@@ -33,6 +34,27 @@ def test_the_middle_crop_without_a_flip_is_the_image_itself():
     images = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8)
     assert torch.equal(crop_flip(images, torch.tensor([[2, 2, 0]]).expand(4, 3), 2), images)
     assert torch.equal(crop_flip(images, torch.tensor([[2, 2, 1]]).expand(4, 3), 2), images.flip(3))
+
+
+@pytest.mark.parametrize(("size", "crop", "pad"), [(8, 4, 0), (9, 5, 0), (8, 6, 2), (5, 5, 1)])
+def test_a_window_is_cut_out_at_the_drawn_place_and_mirrored_pixel_by_pixel(size, crop, pad):
+    images = torch.randint(1, 256, (40, 3, size, size), dtype=torch.uint8)
+    shift = pad + (size - crop) // 2
+    draws = draw(40, shift, True, seed=1, iteration=0)
+    found = crop_flip(images, draws, pad, crop)
+    assert found.shape == (40, 3, crop, crop) and found.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(found, slow_crop_flip(images, draws, pad, crop))
+    assert set(draws[:, 0].tolist()) == set(range(2 * shift + 1))  # from one border to the other
+
+
+@pytest.mark.parametrize(("size", "crop"), [(8, 4), (9, 5), (5, 5)])
+def test_the_middle_draw_is_the_window_in_the_centre(size, crop):
+    images = torch.randint(256, (4, 3, size, size), dtype=torch.uint8)
+    border = (size - crop) // 2
+    found = centre(images, crop)
+    assert torch.equal(found, images[:, :, border : size - border, border : size - border])
+    assert torch.equal(found, crop_flip(images, torch.tensor([[border, border, 0]]).expand(4, 3), 0, crop))
+    assert centre(images, None) is images
 
 
 def test_images_are_not_changed_and_may_lie_in_any_order_in_memory():
@@ -95,18 +117,19 @@ def test_the_memory_format_of_crops_lasts_through_normalise():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_cuda_graph_of_it_replays_what_the_cpu_does():
-    images = torch.randint(256, (32, 3, 32, 32), dtype=torch.uint8)
+@pytest.mark.parametrize(("size", "pad", "crop"), [(32, 4, None), (40, 0, 32)])
+def test_a_cuda_graph_of_it_replays_what_the_cpu_does(size, pad, crop):
+    images = torch.randint(256, (32, 3, size, size), dtype=torch.uint8)
     mean, std = torch.tensor([0.5, 0.4, 0.3]), torch.tensor([0.2, 0.3, 0.4])
     device_images, draws, device_mean, device_std = (
         t.cuda() for t in (images, draw(32, 4, True, 0, 0), mean, std)
     )  # fmt: skip
-    normalise(crop_flip(device_images, draws, 4), device_mean, device_std)
+    normalise(crop_flip(device_images, draws, pad, crop), device_mean, device_std)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = normalise(crop_flip(device_images, draws, 4), device_mean, device_std)
+        out = normalise(crop_flip(device_images, draws, pad, crop), device_mean, device_std)
     for iteration in range(3):
         draws.copy_(draw(32, 4, True, 0, iteration))
         graph.replay()
-        expected = normalise(slow_crop_flip(images, draws.cpu(), 4), mean, std)
+        expected = normalise(slow_crop_flip(images, draws.cpu(), pad, crop), mean, std)
         torch.testing.assert_close(out.cpu(), expected)

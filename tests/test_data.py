@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -126,6 +127,11 @@ def test_mean_and_std_are_those_of_the_training_images():
     assert given.mean == (0, 0, 0) and given.std == (1, 1, 2)
 
 
+def test_one_mean_or_std_may_stand_for_all_channels():
+    found = made(mean=0.5, std=np.float32(0.25))
+    assert found.mean == (0.5,) * 3 and found.std == (0.25,) * 3
+
+
 def test_mean_and_std_of_very_many_images_are_those_of_evenly_spaced_ones(monkeypatch):
     monkeypatch.setattr(data, "STATS_BYTES", IMAGES.nbytes // 3)
     assert data.channel_stats(torch.from_numpy(IMAGES))[0] == pytest.approx(IMAGES[::3].mean((0, 2, 3)) / 255)
@@ -160,14 +166,26 @@ def test_read_only_arrays_are_taken_without_a_warning_or_a_copy():
         ({"train_labels": LABELS[:, None]}, LabelError, r"labels are int64 of shape \(12, 1\)"),
         ({"train_labels": LABELS == 0}, LabelError, "labels are bool"),
         ({"train_labels": [str(label) for label in LABELS]}, LabelError, "labels are <U"),
-        ({"train_labels": LABELS - 1}, LabelError, "train: label -1 is outside 0..2"),
+        ({"train_labels": LABELS - 1}, LabelError, "train: label -1 is below 0. Number the classes 0, 1, 2"),
+        ({"train_labels": LABELS * 0 - 3}, LabelError, "train: label -3 is below 0"),
+        ({"test_labels": LABELS[4:8] - 1}, LabelError, "test: label -1 is below 0"),
+        ({"train_labels": LABELS[:0]}, LabelError, "train: no labels; expected one per image"),
+        ({"test_labels": []}, LabelError, "test: no labels; expected one per image"),
         ({"train_labels": LABELS * 2}, LabelError, r"train: no image of class 1 \(1\)"),
         ({"test_labels": LABELS[4:8] + 1}, LabelError, "test: label 4 is outside 0..3"),
         ({"test_labels": LABELS[4:8] * 0}, LabelError, r"test: no image of class 1 \(1\); expected at least one"),
         ({"class_names": "abc"}, LabelError, "label 3 is outside 0..2"),
         ({"class_names": "abcde"}, LabelError, r"no image of class 4 \(e\)"),
         ({"mean": (0.5,)}, SettingError, "one number per channel"),
-        ({"std": (0.5, 0.5, 0)}, SettingError, "std above 0"),
+        ({"std": (0.5, 0.5, 0)}, SettingError, r"std is \(0.5, 0.5, 0\); .* above 0"),
+        ({"std": 0}, SettingError, "std is 0; .* above 0"),
+        ({"mean": [float("nan")] * 3}, SettingError, r"mean is \[nan, nan, nan\]; expected one number per channel"),
+        ({"std": [0.5, float("inf"), 0.5]}, SettingError, "std is .*one number per channel"),
+        ({"mean": "grey"}, SettingError, "mean is 'grey'; expected one number per channel"),
+        ({"mean": [[0.5, 0.5, 0.5]]}, SettingError, "one number per channel"),
+        ({"class_names": "abca"}, LabelError, "two classes are named 'a'"),
+        ({"flip": "no"}, SettingError, "flip is 'no'; expected one of True, False"),
+        ({"crop": 4}, SettingError, "crop is 4, and the images are 6 x 7; crops need square images"),
         ({"pad": -1}, SettingError, "pad is -1"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -175,6 +193,42 @@ def test_read_only_arrays_are_taken_without_a_warning_or_a_copy():
 def test_wrong_arrays_are_refused_with_what_to_do(given, error, said):
     with pytest.raises(error, match=said):
         made(**given)
+
+
+# ------------------------------------------------------------------ crops and digests
+
+SQUARE = IMAGES[:, :, :, :6]
+
+
+def test_a_crop_is_what_networks_see_of_images_that_are_kept_whole():
+    found = made(SQUARE, test_images=SQUARE[4:8], crop=4, pad=1)
+    assert found.image_shape == (3, 6, 6) and found.input_shape == (3, 4, 4)
+    assert found.shift == 2  # one pixel of zeros, one of the image
+    whole = replace(found, crop=None)
+    assert whole.input_shape == (3, 6, 6) and whole.shift == whole.pad == 1
+
+
+@pytest.mark.parametrize(
+    ("crop", "said"),
+    [(3, "crop is 3 of 6 pixels; .*such as 2"), (8, "crop is 8; expected 1 to 6"), (0, "crop is 0"), ("4", "crop is")],
+)
+def test_a_crop_without_a_centre_or_beyond_the_image_is_refused(crop, said):
+    with pytest.raises(SettingError, match=said):
+        made(SQUARE, test_images=SQUARE[4:8], crop=crop)
+
+
+def test_the_digest_tells_data_sets_apart_that_differ_in_how_they_are_shown():
+    def digest(images=SQUARE, **changes):
+        settings = {"mean": 0.5, "std": 0.25, "pad": 1, "flip": True, "crop": None, **changes}
+        return made(images, test_images=images[4:8], layout="NCHW", **settings).digest
+
+    same = digest()
+    assert digest() == digest(mean=(0.5, 0.5, 0.5)) == digest(flip=1) == same
+    others = [
+        digest(mean=(0.5, 0.5, 0.4)), digest(std=0.3), digest(pad=0), digest(flip=False), digest(crop=4),
+        digest(SQUARE.reshape(12, 3, 4, 9)), digest(255 - SQUARE),
+    ]  # fmt: skip
+    assert len({same, *others}) == 8
 
 
 def test_importing_krnet_data_needs_neither_pooch_nor_pillow():

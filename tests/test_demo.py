@@ -61,7 +61,7 @@ def test_the_picture_is_drawn_at_a_size_to_look_at(done: tuple[Path, Any]) -> No
 def test_bytes_are_those_on_disk(done: tuple[Path, Any]) -> None:
     stored = {name: run["storage_bytes"] for name, run in json.loads(done[1].stdout)["runs"].items()}
     assert stored["fine-tuning"]["total"] == 0
-    assert stored["all images"]["total"] == 200 * 64
+    assert stored["all images"]["total"] == 200 * (64 + 4)
     for name in ("KRIL", "KRIL, real features"):
         files = [done[0] / FOLDERS[name] / "base.krn", done[0] / FOLDERS[name] / "later-3.krn"]
         assert stored[name]["total"] == sum(path.stat().st_size for path in files)

@@ -342,6 +342,33 @@ def test_batches_are_crops_and_mirrorings_of_the_right_images_with_the_right_lab
     assert len(drawn) > 35 and {value for draw in drawn for value in draw[:2]} == set(range(5))
 
 
+def test_of_images_with_a_crop_batches_are_random_windows_and_all_else_the_centre():
+    pixels = torch.randint(1, 256, (12, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    labels = torch.arange(12) % 3
+    made = data.from_arrays(
+        pixels, labels, pixels[:3], labels[:3], crop=4, flip=True, mean=(0.1, 0.5, 0.3), std=(0.2, 0.25, 0.5)
+    )
+    images = Images(made, made.train.images, CPU)
+    middle = normalised(pixels[:, :, 2:6, 2:6])
+    torch.testing.assert_close(images.take(torch.arange(12)), middle, rtol=1e-5, atol=1e-6)
+    plain = ImageBatches(images, labels, torch.arange(12), 5, seed=3, augmented=False)
+    (chosen,) = plain.inputs(0)
+    torch.testing.assert_close(plain.tensors(chosen)[0], middle[chosen], rtol=1e-5, atol=1e-6)
+    batches = ImageBatches(images, labels, torch.arange(12), 6, seed=3)
+    drawn = set()
+    for iteration in range(30):
+        chosen, draws = batches.inputs(iteration)
+        found, _ = batches.tensors(chosen, draws)
+        assert found.shape == (6, *made.input_shape) == (6, 3, 4, 4) and draws.shape == (6, 3)
+        for image, number, (dy, dx, flip) in zip(found, chosen, draws.tolist()):
+            window = pixels[number, :, dy : dy + 4, dx : dx + 4]
+            expected = normalised(window.flip(-1) if flip else window)
+            torch.testing.assert_close(image, expected, rtol=1e-5, atol=1e-6)
+        drawn |= {tuple(draw) for draw in draws.tolist()}
+    # 5 x 5 windows, mirrored or not: 50 ways, and 180 draws.
+    assert len(drawn) > 40 and {value for draw in drawn for value in draw[:2]} == set(range(5))
+
+
 def test_without_augmentation_the_images_come_as_they_are():
     made = pictures()
     images = Images(made, made.train.images, CPU)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from krnet import data, imagefolder
+from krnet import data, imagefolder, protocol
 from krnet.errors import DataError, SettingError
 
 
@@ -128,9 +128,19 @@ def test_the_default_size_is_that_of_the_first_image_and_at_most_256(folder):
     paint(folder / "train" / "a" / "0.png", (1, 1, 1), (300, 280))
     said = []
     found = data.load(str(folder), say=said.append)
-    assert found.image_shape == (3, 256, 256) and found.pad == 32
+    assert found.image_shape == (3, 256, 256)
     assert "copies of 256 are kept" in said[0]
     assert data.load(str(folder), image_size=280).image_shape == (3, 280, 280)
+
+
+@pytest.mark.parametrize(
+    ("image_size", "crop", "pad", "shift"),
+    [(256, 224, 0, 16), (224, 196, 0, 14), (97, 85, 0, 6), (96, None, 12, 12), (64, None, 8, 8), (32, None, 4, 4)],
+)
+def test_large_images_are_cropped_to_seven_eighths_and_small_ones_padded(folder, image_size, crop, pad, shift):
+    found = data.load(str(folder), image_size=image_size)
+    assert (found.crop, found.pad, found.shift, found.flip) == (crop, pad, shift, True)
+    assert found.input_shape == (3, crop or image_size, crop or image_size)
 
 
 def test_copies_are_made_once_and_again_when_a_file_changes(folder, cache, monkeypatch):
@@ -196,6 +206,28 @@ def test_classes_can_be_chosen(folder):
     for wrong in (["a", "d"], ["a", "a"], []):
         with pytest.raises(DataError, match="expected some of its 3 classes"):
             data.load(str(folder), choose=lambda names, wrong=wrong: wrong)
+
+
+@pytest.mark.parametrize(
+    ("subset", "names", "first"), [("2", ("a", "b"), 110), (1, ("a",), 110), ("c, a", ("c", "a"), 120)]
+)
+def test_a_subset_is_a_number_of_classes_or_a_list_of_them(folder, subset, names, first):
+    found = data.load(str(folder), choose=protocol.subset(subset))
+    assert found.class_names == names and reds(found.test)[0] == first
+    assert found.digest != data.load(str(folder)).digest
+
+
+def test_imagenet_subset_is_chosen_from_a_folder_of_a_thousand_classes(tmp_path):
+    root = tmp_path / "imagenet"
+    names = [f"n{number:08d}" for number in range(1000)]
+    paint(tmp_path / "one.png", (1, 2, 3), (2, 2))
+    for part in ("train", "val"):
+        for name in names:
+            (root / part / name).mkdir(parents=True)
+            (root / part / name / "0.png").symlink_to(tmp_path / "one.png")
+    found = data.load(str(root), choose=protocol.subset("lucir1993"))
+    assert found.class_names == tuple(protocol.imagenet_subset(names)) and found.num_classes == 100
+    assert found.train.num_samples == found.test.num_samples == 100
 
 
 def test_files_that_are_no_images_are_passed_over(folder):

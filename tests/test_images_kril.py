@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,10 @@ def whole(digits, tmp_path_factory) -> tuple[Path, dict[str, Any]]:
 # ------------------------------------------------------------------ KRIL
 
 
-@pytest.mark.parametrize("single", [False, True])
-def test_lossless_images_are_replayed_as_the_real_features_in_their_order(digits, tmp_path, single):
-    learner = make(digits, tmp_path, recorder="images", recorder_settings="codec=png", single=single, **QUICK)
+@pytest.mark.parametrize(("single", "crop"), [(False, None), (True, None), (False, 6)])
+def test_lossless_images_are_replayed_as_the_real_features_in_their_order(digits, tmp_path, single, crop):
+    data = digits if crop is None else replace(digits, pad=0, crop=crop)
+    learner = make(data, tmp_path, recorder="images", recorder_settings="codec=png", single=single, **QUICK)
     for task in range(3):
         run_task(learner, task, tmp_path)
         learner.model.eval()

@@ -234,6 +234,7 @@ def test_new_features_are_f1s_of_the_images_as_they_are_mirrored_or_cropped(digi
     learner.model.eval()
     ids = learner.context.task_ids(1)
     new = kril.NewFeatures(learner.trunk, learner.context.train, ids, learner.context.train_labels[ids], kind, learner)
+    assert new.shift == (digits.shift if kind == "crop" else 0)
     draws = torch.tensor([[1, 1, 0], [1, 1, 1], [0, 2, 1]])
     places = torch.tensor([5, 5, 7])
     images = learner.context.train

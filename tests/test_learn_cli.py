@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from torch import Tensor
 from typer.testing import CliRunner
 
 import krnet
-from krnet import cli, data, learning, protocol
+from krnet import backbones, cli, data, imagefolder, learning, protocol
 from krnet.config import describe
 from krnet.descent import Descent
 from krnet.learners import base
@@ -139,11 +141,11 @@ def test_without_out_the_folder_is_named_after_the_run(tmp_path: Path, monkeypat
 def test_switches_and_settings_end_in_the_settings_of_the_run(tmp_path: Path) -> None:
     found = learn(
         "kril", "--no-aux", "--no-kr2", "--single", "--fixed-layers", 3, "--recorder", "raw", "--epochs", 1,
-        "--set", "tail_lr=0.5", "--set", "drops=0.4,0.8", "--set", "flip_replays=true", out=tmp_path / "run",
+        "--set", "tail_lr=0.5", "--set", "drops=0.4,0.8", "--set", "new_features=plain", out=tmp_path / "run",
     )  # fmt: skip
     expected = {
         "aux": 0.0, "kr2": False, "single": True, "fixed_layers": 3, "recorder": "raw", "epochs": 1, "base_epochs": 1,
-        "tail_lr": 0.5, "drops": [0.4, 0.8], "flip_replays": True, "batch_size": 32, "backbone": "resnet8",
+        "tail_lr": 0.5, "drops": [0.4, 0.8], "new_features": "plain", "batch_size": 32, "backbone": "resnet8",
     }  # fmt: skip
     assert {name: found["settings"][name] for name in expected} == expected
     kept = json.loads((tmp_path / "run" / "settings.json").read_text())
@@ -223,6 +225,20 @@ def test_list_settings_names_and_describes_every_setting_of_the_methods_and_runs
     assert files(tmp_path) == set()
 
 
+def test_list_settings_without_a_method_lists_them_all() -> None:
+    result = run("--list-settings")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == run("all", "--list-settings").stdout
+    assert all(f"\n\n{name}\n" in result.stdout for name in base.names())
+
+
+def test_learning_needs_a_method() -> None:
+    result = run(*QUICK)
+    assert result.exit_code == 2
+    words = " ".join(re.sub("[│╭╮╰╯─]", " ", result.stderr).split())
+    assert "'METHOD...': none given; expected some of" in words and "kril" in words
+
+
 def test_help_opens_with_what_is_written_and_its_example_is_right(tmp_path: Path, monkeypatch: Any) -> None:
     text = run("--help").stdout
     assert text.split("\n\n")[1].strip().startswith("Writes ")
@@ -256,6 +272,10 @@ REFUSED = {
     "an unknown device": ("finetune --device abacus", "device 'abacus' is not known"),
     "a seed below 0": ("finetune --seed -1", "seed is -1"),
     "a preset that no method has": ("finetune --preset own", "preset is 'own'; these methods have none"),
+    "joint training on new logits": ("joint --set ce=new", "ce is 'new'; expected seen"),
+    "frozen statistics of a new network": ("joint --set bn=frozen", "a new network has no statistics"),
+    "an image size for digits": ("finetune --image-size 32", "(--image-size, --subset) are for folders of images"),
+    "a subset of digits": ("finetune --subset 5", "(--image-size, --subset) are for folders of images"),
     "the second of two methods": ("finetune icarl --set ce=new", "ce is 'new'; expected seen"),
 }
 
@@ -372,6 +392,86 @@ def test_resume_where_nothing_was_begun_begins(tmp_path: Path) -> None:
     assert learn("finetune", "--epochs", 1, "--resume", out=tmp_path / "run")["method"] == "finetune"
 
 
+# ------------------------------------------------------------------ folders of images
+
+
+@pytest.fixture
+def pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Five classes of noise around a colour of their own, 24 x 20 pixels, and a sixth that is never chosen."""
+    monkeypatch.setattr(imagefolder, "cache_folder", lambda: tmp_path / "cache")
+    random = np.random.RandomState(0)
+    for part, number in (("train", 8), ("val", 3)):
+        for label, name in enumerate("abcdef"):
+            (tmp_path / "pictures" / part / name).mkdir(parents=True)
+            for nth in range(number):
+                pixels = random.randint(0, 60, (20, 24, 3)) + np.array([label % 2, label % 3, label // 3]) * 60
+                Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / "pictures" / part / name / f"{nth}.png")
+    return tmp_path / "pictures"
+
+
+def test_a_folder_is_learned_at_the_size_and_with_the_classes_asked_for(tmp_path: Path, pictures: Path) -> None:
+    common = ["finetune", "--data", pictures, "--sizes", "3,2", "--device", "cpu", "--epochs", 1, "--json"]
+    small = run(*common, "--image-size", 12, "--subset", "5", "-o", tmp_path / "small")
+    assert small.exit_code == 0, small.output
+    found = json.loads(small.stdout)
+    expected = data.load(str(pictures), image_size=12, choose=protocol.subset(5))
+    assert expected.class_names == tuple("abcde") and expected.image_shape == (3, 12, 12)
+    assert found["data_digest"] == expected.digest
+    assert found["settings"]["backbone"] == "resnet8"  # what 12 pixels get
+    listed = run(*common, "--image-size", 12, "--subset", "a,b,c,d,f", "-o", tmp_path / "listed")
+    assert json.loads(listed.stdout)["data_digest"] != found["data_digest"]
+    other = run(*common, "--image-size", 10, "--subset", "5", "-o", tmp_path / "small", "--resume")
+    assert other.exit_code == 1 and "made with data_digest" in other.stderr
+    unknown = run(*common, "--subset", "lucir1993", "-o", tmp_path / "other")
+    assert unknown.exit_code == 1 and "drawn from 1000 class names; found 6" in unknown.stderr
+
+
+@pytest.mark.parametrize("method", ["icarl", "finetune"])
+def test_images_with_a_crop_are_learned_and_kept_whole(
+    tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setattr(data, "SMALL_SIZE", 15)
+    made = data.load(str(pictures), image_size=16, choose=protocol.subset(5))
+    assert made.crop == 14
+    seen = set()
+    forward = backbones.ResNet.forward
+
+    def note(self: backbones.ResNet, images: Tensor) -> Tensor:
+        seen.add(tuple(images.shape[1:]))
+        return forward(self, images)
+
+    monkeypatch.setattr(backbones.ResNet, "forward", note)
+    split = protocol.split("natural", num_classes=5, sizes=[3, 2])
+    own = {"exemplars_per_class": 2} if method == "icarl" else {}
+    settings = {"base_epochs": 1, "epochs": 1, **own}
+    found = learning.learn(method, made, split, out=tmp_path / "run", settings=settings, device="cpu")
+    assert seen == {(3, 14, 14)}  # in training, herding and judging
+    if method == "icarl":
+        assert found["storage_bytes"]["exemplars"] == 5 * 2 * 3 * 16 * 16
+
+
+def test_large_images_get_the_references_settings_for_imagenet() -> None:
+    def settings(method: str, size: int) -> Any:
+        pixels = torch.zeros(2, 3, size, size, dtype=torch.uint8)
+        made = data.from_arrays(pixels, [0, 1], pixels, [0, 1])
+        own = learning.settings_of([method], {}, made)[method]
+        return base.make_config(base.choose(method), own)
+
+    for method in base.names():
+        large, tiny = settings(method, 256), settings(method, 64)
+        assert (large.backbone, tiny.backbone) == ("resnet18", "resnet18-small")
+        if method in ("lucir", "icarl"):
+            assert (large.base_epochs, large.epochs, large.weight_decay) == (90, 90, 1e-4)
+            assert [round(drop * 90) for drop in large.drops] == [30, 60]
+        else:
+            assert (large.base_epochs, large.drops, large.weight_decay) == (100, (0.5, 0.75), 5e-4)
+        assert (tiny.base_epochs, tiny.drops, tiny.weight_decay) == (100, (0.5, 0.75), 5e-4)
+    assert (settings("lucir", 256).less_forget, settings("lucir", 64).less_forget) == (10, 5)
+    kril, gfr = settings("kril", 256), settings("gfr", 256)
+    assert (kril.epochs, kril.fixed_layers, kril.gamma) == (100, 13, 5e-4)
+    assert (gfr.epochs, gfr.gan_epochs) == (101, 201)
+
+
 # ------------------------------------------------------------------ from Python
 
 
@@ -390,7 +490,8 @@ def test_a_users_own_arrays_are_learned_through_python(tmp_path: Path) -> None:
     assert found["class_order"] == [5, 0, 3, 1, 4, 2]
     assert found["accuracy"][0] > 0.8
     assert found["storage_bytes"]["images"] == 48 * 12 * 10 * 3
-    assert found["storage_bytes"]["equivalent_exemplars"] == 48
+    assert found["storage_bytes"]["labels"] == 48 * 4
+    assert found["storage_bytes"]["equivalent_exemplars"] == pytest.approx(48 * (1 + 4 / 360))
     assert json.loads((tmp_path / "run" / "run.json").read_text()) == found
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from krnet.errors import SettingError
-from krnet.protocol import CUSTOM, ORDERS, class_order, imagenet_subset, order_hash, split
+from krnet.protocol import CUSTOM, ORDERS, class_order, imagenet_subset, order_hash, split, subset
 
 # As LUCIR, PyCIL, PASS and FACIL print it.
 LUCIR = """
@@ -143,6 +143,29 @@ def test_imagenet_subset_is_numpys_choice_of_seed_1993_numbered_by_name():
 def test_imagenet_subset_of_other_names_is_refused(names, said):
     with pytest.raises(SettingError, match=said):
         imagenet_subset(names)
+
+
+def test_subsets_go_by_name_number_or_list():
+    assert subset("lucir1993")(WNIDS) == imagenet_subset(WNIDS)
+    assert subset("100")(WNIDS) == subset(100)(WNIDS) == WNIDS[:100]
+    assert subset(f"{WNIDS[7]},{WNIDS[2]}")(WNIDS) == subset([WNIDS[7], WNIDS[2]])(WNIDS) == [WNIDS[7], WNIDS[2]]
+
+
+@pytest.mark.parametrize(
+    ("which", "said"),
+    [
+        ("lucir1992", "no class 'lucir1992' among the 3; did you mean 'lucir1993'"),
+        ("dog", "no class 'dog' among the 3; did you mean 'dogs'"),
+        ("zebra", "expected lucir1993, a number, or classes"),
+        ("4", "subset is 4; expected 1 to 3"),
+        (0, "subset is 0"),
+        ("cats,cats", "names a class twice"),
+        ("lucir1993", "drawn from 1000 class names; found 3"),
+    ],
+)
+def test_a_subset_that_the_classes_do_not_have_is_refused(which, said):
+    with pytest.raises(SettingError, match=said):
+        subset(which)(["birds", "cats", "dogs"])
 
 
 # ------------------------------------------------------------------ tasks

@@ -32,6 +32,7 @@ def test_averages_are_over_tasks_with_and_without_the_base_task(found):
     assert found["average"] == pytest.approx((0.8 + 0.625 + 0.625) / 3)
     assert found["average_without_base"] == pytest.approx(0.625)
     assert found["average_task_mean"] == pytest.approx((0.8 + 0.675 + 0.75) / 3)
+    assert found["average_task_mean_without_base"] == pytest.approx((0.675 + 0.75) / 2)
 
 
 def test_forgetting_is_from_the_best_before_the_last_task(found):
@@ -49,6 +50,7 @@ def test_after_one_task_there_is_nothing_to_forget_and_no_average_without_it():
     found = scores([[9]], [10])
     assert found["last"] == found["average"] == found["task_mean"][0] == 0.9
     assert found["forgetting"] is None and found["average_without_base"] is None
+    assert found["average_task_mean_without_base"] is None
 
 
 def test_scores_are_plain_fractions_for_json(found):
@@ -73,4 +75,5 @@ def test_a_task_that_was_left_out_leaves_no_averages_and_no_forgetting():
     found = scores([CORRECT[0], None, CORRECT[2]], COUNTS)
     assert found["accuracy_matrix"] == [[0.8], None, [0.5, 1.0, 0.75]]
     assert found["accuracy"] == [0.8, None, 0.625] and found["last"] == 0.625
-    assert all(found[name] is None for name in ("average", "average_without_base", "average_task_mean", "forgetting"))
+    averages = [f"average{weighting}{base}" for weighting in ("", "_task_mean") for base in ("", "_without_base")]
+    assert all(found[name] is None for name in [*averages, "forgetting"])

@@ -16,14 +16,30 @@ from krnet.tables import say
 
 def learn(
     methods: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
-            metavar="METHOD...", help="kril finetune joint ewc mas icarl lucir gfr, or all.", show_default=False
+            metavar="METHOD", help="kril finetune joint ewc mas icarl lucir gfr, or all.", show_default=False
         ),
-    ],
+    ] = None,
     data: Annotated[
         str, typer.Option(metavar="NAME|FOLDER", help="cifar100, digits, or a folder of images.")
     ] = "cifar100",
+    image_size: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Pixels of a folder's images at the shorter side; above 96 networks see 7/8 of it (224 of 256).",
+            show_default="as they are, at most 256",
+        ),
+    ] = None,
+    subset: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|N|CLASS,...",
+            help="Some of a folder's classes: lucir1993 (LUCIR's ImageNet-Subset), the first N, or those named.",
+            show_default="all",
+        ),
+    ] = None,
     tasks: Annotated[int | None, typer.Option(help="Tasks after the base task.", show_default="10")] = None,
     base_classes: Annotated[int | None, typer.Option(help="Classes of the base task.", show_default="half")] = None,
     sizes: Annotated[
@@ -95,7 +111,10 @@ def learn(
     if sizes is not None and (tasks is not None or base_classes is not None):
         raise typer.BadParameter("give either --sizes, or --tasks and --base-classes")
     every = learning.base.names()
-    chosen = list(dict.fromkeys(name for given in methods for name in (every if given == "all" else [given])))
+    if not methods and not list_all:
+        raise typer.BadParameter(f"none given; expected some of {', '.join(every)}, or all", param_hint="'METHOD...'")
+    named = methods or ["all"]
+    chosen = list(dict.fromkeys(name for given in named for name in (every if given == "all" else [given])))
     for method in chosen:
         learning.base.choose(method)
     if list_all:
@@ -116,7 +135,10 @@ def learn(
     given = merge(settings or [], known, **switches)
     with Display(quiet) as display:
         display.phase("reading the images")
-        found = data_sets.load(data, data_dir, say=(lambda text: None) if quiet else say)
+        found = data_sets.load(
+            data, data_dir, image_size=image_size, choose=None if subset is None else protocol.subset(subset),
+            say=(lambda text: None) if quiet else say,
+        )  # fmt: skip
         split = protocol.split(
             order, num_classes=found.num_classes, base_classes=base_classes, tasks=10 if tasks is None else tasks,
             sizes=sizes,

@@ -13,6 +13,7 @@ import difflib
 import hashlib
 import os
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,6 +35,7 @@ CIFAR_MEAN, CIFAR_STD = (0.5071, 0.4866, 0.4409), (0.2009, 0.1984, 0.2023)  # LU
 CHANNELS = (1, 3, 4)  # what tells N x C x H x W from N x H x W x C
 STATS_BYTES = 1 << 30  # of training images, at most, that mean and std are taken over
 STATS_CHUNK = 256
+SMALL_SIZE = 96  # images of a folder up to here are padded and seen whole; of larger ones networks see a window
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,9 +63,27 @@ class DataSet:
     std: tuple[float, ...]
     """Per channel, as a fraction of 255."""
     pad: int
-    """Zeros around an image, in pixels, that random crops may reach into; 0: no crops."""
+    """Zeros around an image, in pixels, that random crops may reach into."""
     flip: bool
     """Whether images may be mirrored."""
+    crop: int | None = None
+    """Pixels a side of the window that networks see: a random one in training, elsewhere the one in the middle. None:
+    as large as the image."""
+
+    def __post_init__(self) -> None:
+        check_int("pad", self.pad, 0)
+        check_choice("flip", self.flip, (True, False))
+        if self.crop is None:
+            return
+        _, height, width = self.image_shape
+        if height != width:
+            raise SettingError(f"crop is {self.crop}, and the images are {height} x {width}; crops need square images")
+        check_int("crop", self.crop, 1, height)
+        if (height - self.crop) % 2:
+            raise SettingError(
+                f"crop is {self.crop} of {height} pixels; expected one that leaves as many on either side, such as "
+                f"{self.crop - 1 or self.crop + 1}"
+            )
 
     @property
     def num_classes(self) -> int:
@@ -71,8 +91,11 @@ class DataSet:
 
     @cached_property
     def digest(self) -> str:
-        """Of all labels and of some hundred images: tells apart data sets that have one name."""
-        hasher = hashlib.sha256()
+        """Of all labels, of some hundred images and of how they are shown: tells apart data sets that have one name."""
+        # Rounded: sums differ in their last digit from machine to machine.
+        scale = [f"{value:.6g}" for value in (*self.mean, *self.std)]
+        shown = (tuple(self.image_shape), scale, int(self.pad), bool(self.flip), self.crop)
+        hasher = hashlib.sha256(repr(shown).encode())
         for split in (self.train, self.test):
             hasher.update(split.labels.contiguous().numpy().tobytes())
             some = torch.linspace(0, split.num_samples - 1, min(256, split.num_samples)).round().long()
@@ -81,8 +104,20 @@ class DataSet:
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
+        """Of the images as they are kept."""
         channels, height, width = self.train.images.shape[1:]
         return channels, height, width
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """Of the images as networks see them."""
+        channels, height, width = self.image_shape
+        return (channels, height, width) if self.crop is None else (channels, self.crop, self.crop)
+
+    @property
+    def shift(self) -> int:
+        """How far a random crop may lie from the middle, in pixels either way; 0: no crops."""
+        return self.pad + (self.image_shape[1] - self.input_shape[1]) // 2
 
 
 def load(
@@ -97,15 +132,17 @@ def load(
     """A data set by name: digits, cifar100, imagefolder:PATH, or the PATH of a folder with train/ and val/ in it.
 
     image_size and choose are for folders. image_size: pixels of the square copies that are kept; by default the
-    shorter side of the first image, at most 256. choose: picks from the sorted class names, such as
-    protocol.imagenet_subset. say: told of what takes long.
+    shorter side of the first image, at most 256; of those above 96 networks see seven eighths, 224 of 256 (`crop`).
+    choose: picks from the sorted class names, such as protocol.subset("lucir1993"). say: told of what takes long.
     """
     data_folder = data_dir or os.environ.get("KRNET_DATA") or None
     folder = None if name in NAMES else _find_folder(name, data_folder)
     if folder is not None:
         return _load_folder(folder, image_size, choose, say)
     if image_size is not None or choose is not None:
-        raise SettingError(f"image_size and choose are for folders of images; leave them out for {name}")
+        raise SettingError(
+            f"image_size and choose (--image-size, --subset) are for folders of images; leave them out for {name}"
+        )
     if name == "digits":
         return _load_digits()
     return _load_cifar100(Path(data_folder or imagefolder.cache_folder()), download, say)
@@ -161,9 +198,11 @@ def _load_folder(
 ) -> DataSet:
     class_names, train, test = imagefolder.read(folder, image_size, choose, say)
     mean, std = channel_stats(train[0])
-    pad = train[0].shape[-1] // 8  # 4 for 32 pixels, as CIFAR's
+    size = train[0].shape[-1]
+    # 4 around 32 pixels, as CIFAR's; 224 of 256, as ImageNet's.
+    pad, crop = (size // 8, None) if size <= SMALL_SIZE else (0, size - size // 16 * 2)
     name = folder.resolve().name
-    return DataSet(name, Split(*train), Split(*test), tuple(class_names), mean, std, pad, flip=True)
+    return DataSet(name, Split(*train), Split(*test), tuple(class_names), mean, std, pad, flip=True, crop=crop)
 
 
 # ------------------------------------------------------------------ arrays
@@ -176,17 +215,18 @@ def from_arrays(
     test_labels: Any,
     *,
     name: str = "arrays",
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
     pad: int = 0,
     flip: bool = False,
+    crop: int | None = None,
     class_names: Sequence[str] | None = None,
     layout: str | None = None,
 ) -> DataSet:
     """The user's own images, as uint8 arrays or tensors, with labels 0..K-1.
 
-    layout: NCHW or NHWC; by default told from which axis has 1, 3 or 4 channels. mean, std: fractions of 255 per
-    channel; by default those of the training images.
+    layout: NCHW or NHWC; by default told from which axis has 1, 3 or 4 channels. mean, std: fractions of 255, one for
+    all channels or one for each; by default those of the training images. pad, flip, crop: as DataSet has them.
     """
     images = [_as_images(*part, layout) for part in ((train_images, f"{name}, train"), (test_images, f"{name}, test"))]
     labels = [_as_labels(*part) for part in ((train_labels, f"{name}, train"), (test_labels, f"{name}, test"))]
@@ -195,15 +235,27 @@ def from_arrays(
         raise DataError(f"{name}: images for training and testing are {shapes}; expected the same shape")
     if class_names is None:
         class_names = [str(label) for label in range(int(labels[0].max()) + 1)]
+    twice = [label for label, times in Counter(class_names).items() if times > 1]
+    if twice:
+        raise LabelError(f"{name}: two classes are named {twice[0]!r}; expected another name for each")
     train = _make_split(images[0], labels[0], class_names, f"{name}, train")
     test = _make_split(images[1], labels[1], class_names, f"{name}, test")
-    if mean is None or std is None:
-        found_mean, found_std = channel_stats(train.images)
-        mean, std = found_mean if mean is None else mean, found_std if std is None else std
-    if not len(mean) == len(std) == train.images.shape[1] or min(std) <= 0:
-        raise SettingError(f"mean is {mean} and std {std}; expected one number per channel, and std above 0")
-    check_int("pad", pad, 0)
-    return DataSet(name, train, test, tuple(class_names), tuple(map(float, mean)), tuple(map(float, std)), pad, flip)
+    found_mean, found_std = channel_stats(train.images) if mean is None or std is None else ((), ())
+    mean = _per_channel("mean", found_mean if mean is None else mean, train.images.shape[1])
+    std = _per_channel("std", found_std if std is None else std, train.images.shape[1])
+    return DataSet(name, train, test, tuple(class_names), mean, std, pad, flip, crop)
+
+
+def _per_channel(name: str, given: Any, channels: int) -> tuple[float, ...]:
+    try:
+        found = np.asarray(given.tolist() if isinstance(given, Tensor) else given, np.float64)
+        values = np.broadcast_to(found, channels) if found.ndim == 0 else found
+    except (TypeError, ValueError):
+        values = np.empty(0)
+    if values.shape != (channels,) or not np.isfinite(values).all() or (name == "std" and values.min() <= 0):
+        above = ", above 0" if name == "std" else ""
+        raise SettingError(f"{name} is {given!r}; expected one number per channel ({channels}) or one for all{above}")
+    return tuple(values.tolist())
 
 
 def _as_images(images: Any, where: str, layout: str | None) -> Tensor:
@@ -236,11 +288,15 @@ def _as_images(images: Any, where: str, layout: str | None) -> Tensor:
 def _as_labels(labels: Any, where: str) -> Tensor:
     # Tensors through Python numbers, as numpy cannot take every kind (bfloat16, CUDA).
     found = np.asarray(labels.tolist() if isinstance(labels, Tensor) else labels)
+    if found.size == 0:
+        raise LabelError(f"{where}: no labels; expected one per image")
     if found.dtype.kind not in "iu" or found.ndim != 1:
         raise LabelError(
             f"{where}: labels are {found.dtype} of shape {found.shape}; expected (N,) whole numbers. "
             f"Number the classes 0, 1, 2, ..."
         )
+    if found.min() < 0:
+        raise LabelError(f"{where}: label {found.min()} is below 0. Number the classes 0, 1, 2, ...")
     return torch.from_numpy(found.astype(np.int64))
 
 

@@ -51,12 +51,12 @@ class Batches(Protocol):
 class Draws:
     """Crops and flips for every iteration, drawn many at a time: one by one they would cost more than a small step."""
 
-    def __init__(self, batch_size: int, pad: int, flip: bool, seed: int, device: torch.device):
-        self.batch_size, self.pad, self.flip, self.seed, self.device = batch_size, pad, flip, seed, device
+    def __init__(self, batch_size: int, shift: int, flip: bool, seed: int, device: torch.device):
+        self.batch_size, self.shift, self.flip, self.seed, self.device = batch_size, shift, flip, seed, device
         self._block = lru_cache(maxsize=2)(self._draw)
 
     def _draw(self, block: int) -> Tensor:
-        drawn = augment.draw(DRAWN_AT_ONCE * self.batch_size, self.pad, self.flip, self.seed, block)
+        drawn = augment.draw(DRAWN_AT_ONCE * self.batch_size, self.shift, self.flip, self.seed, block)
         return drawn.view(DRAWN_AT_ONCE, self.batch_size, 3).to(self.device)
 
     def __call__(self, iteration: int) -> Tensor:
@@ -75,7 +75,7 @@ class ImageBatches:
         self.order = Order(len(ids), batch_size, seed, device=images.device)
         self.batch_size, self.num_samples = self.order.batch_size, len(ids)
         data = images.data
-        self.draws = Draws(self.batch_size, data.pad, data.flip, seed, images.device) if augmented else None
+        self.draws = Draws(self.batch_size, data.shift, data.flip, seed, images.device) if augmented else None
 
     def inputs(self, iteration: int) -> tuple[Tensor, ...]:
         chosen = self.ids[self.order.ids(iteration)]
@@ -97,10 +97,12 @@ class Images:
         return len(self.pixels)
 
     def take(self, ids: Tensor, draws: Tensor | None = None) -> Tensor:
-        """Normalised images (B, C, H, W) float32, channels last on a GPU."""
-        pixels = self.pixels[ids]
-        if draws is not None and (self.data.pad or self.data.flip):
-            pixels = augment.crop_flip(pixels, draws, self.data.pad)
+        """Normalised images (B, *input_shape) float32, channels last on a GPU; without draws their middle."""
+        data, pixels = self.data, self.pixels[ids]
+        if draws is not None and (data.shift or data.flip):
+            pixels = augment.crop_flip(pixels, draws, data.pad, data.crop)
+        else:
+            pixels = augment.centre(pixels, data.crop)
         images = augment.normalise(pixels, self.mean, self.std)
         return images.contiguous(memory_format=torch.channels_last) if self.device.type == "cuda" else images
 

@@ -2,7 +2,7 @@
 
     KrnetError
       InputError            the caller's data or settings are refused (also a ValueError)
-        FeatureError  LabelError  SettingError  BudgetError  ResumeError
+        FeatureError  LabelError  SettingError  BudgetError  ResumeError  BusyFolderError
         DataError           images that cannot be learned from
           UnsafePickleError
       FitError              recording started and could not go on
@@ -47,6 +47,10 @@ class BudgetError(InputError):
 
 class ResumeError(InputError):
     """A checkpoint that belongs to other features or settings."""
+
+
+class BusyFolderError(InputError):
+    """A folder that another process is writing to."""
 
 
 class FitError(KrnetError):

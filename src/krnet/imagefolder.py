@@ -26,7 +26,7 @@ from krnet.errors import DataError
 from krnet.files import atomic_write
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".webp", ".tif", ".tiff")
-MAX_DEFAULT_SIZE = 256  # networks for 224 pixels crop them from 256
+MAX_DEFAULT_SIZE = 256  # from which data.py has 224 cropped, as networks for large images expect
 CHUNK = 256  # images that are decoded before they are written
 COPY_VERSION = 1  # of how copies are made: another number, and all are made again
 

@@ -7,6 +7,7 @@
                      the learner's state into DIR/state.krn, with the scores so far
 
 What is written before a kill is used after it; the same command with `resume` ends in the same run.json, times aside.
+One process at a time works in a DIR; the folder of shared base tasks is for any number.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import importlib
 import json
 import pkgutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,8 +29,9 @@ from krnet import archive, learners, ledger, parallel
 from krnet.config import check_int, unknown_setting
 from krnet.data import DataSet
 from krnet.descent import Saving
-from krnet.errors import ResumeError, SettingError
-from krnet.files import AnyPath, atomic_write
+from krnet.errors import RecordingError, ResumeError, SettingError
+from krnet.files import AnyPath, atomic_write, make_folder, working_in
+from krnet.header import RESTORE
 from krnet.learners import base
 from krnet.protocol import TaskSplit
 from krnet.scores import scores, storage
@@ -65,6 +68,7 @@ class Progress:
     fingerprint: dict[str, Any]
     correct: dict[str, list[list[int] | None]]
     task_seconds: list[float]
+    """What each task takes alone: work taken over from a file counts what it took when it was done."""
     storage: list[dict[str, int]]
 
     @property
@@ -82,6 +86,7 @@ def learn(
     *,
     out: AnyPath,
     settings: Mapping[str, Any] | None = None,
+    preset: str | None = None,
     seed: int = 0,
     device: str | None = None,
     resume: bool = False,
@@ -92,14 +97,54 @@ def learn(
     """Learn all tasks and write DIR/run.json, which is returned; DIR/state.krn keeps the network as it ended.
 
     settings  over the method's own and those that follow from the size of the images
-    out     folder of this run; a finished one is returned as it is if `resume`, else refused
+    preset  settings to start from, of a method that has some of that name (gfr: own)
+    out     folder of this run; a finished one is returned as it is if `resume`, else refused. No other process may
+            work in it meanwhile
     shared  folder for base tasks, so that methods whose base task is the same train it once
     checkpoint_s  seconds between checkpoints inside a task
+
+    `seconds` and `task_seconds` in run.json are what the run takes alone and at one go: the time before a kill counts,
+    as far as a checkpoint or a file knows of it, and so does a base task that another method has trained.
     """
+    plan = _plan(method, data, split, settings_of([method], settings or {}, data, preset)[method], seed, device)
+    folder = Path(out)
+    with working_in(folder):
+        finished = _finished(folder, resume, plan.fingerprint)
+        if finished is not None:
+            return finished
+        watcher = watcher or Silent()
+        with torch.random.fork_rng(devices=[]), parallel.exact():
+            torch.manual_seed(seed)
+            context = base.Context(data, split, plan.device, seed, folder)
+            learner = plan.learner_class(context, plan.config)  # may refuse its settings: nothing is written before
+            _write_json(folder / SETTINGS, plan.fingerprint)
+            progress = _restore(folder / STATE, learner, plan.fingerprint)
+            common = Path(shared) if shared else None
+            for task in range(progress.tasks_done, split.num_tasks):
+                _run_task(learner, task, progress, folder, resume, common, watcher, checkpoint_s)
+        result = _summary(learner, progress, data)
+        _write_json(folder / RUN, result)
+        learner.finish()
+        return result
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run, before anything is read or written for it."""
+
+    learner_class: type[base.Learner]
+    config: base.LearnerConfig
+    device: torch.device
+    fingerprint: dict[str, Any]
+
+
+def _plan(
+    method: str, data: DataSet, split: TaskSplit, settings: Mapping[str, Any], seed: int, device: str | None
+) -> Plan:
     check_int("seed", seed, 0, 2**31)
-    folder, where = Path(out), parallel.pick_device(device)
+    where = parallel.pick_device(device)
     learner_class = base.choose(method)
-    config = base.make_config(learner_class, settings_of([method], settings or {}, data)[method])
+    config = base.make_config(learner_class, settings)
     fingerprint = {
         "method": method,
         "data": data.name,
@@ -112,32 +157,17 @@ def learn(
         "device": where.type,
         "settings": base.plain_settings(config),
     }
-    if _holds_a_run(folder, resume):
-        _check_same(folder / SETTINGS, json.loads((folder / SETTINGS).read_text()), fingerprint)
-    if (folder / RUN).exists():
-        result: dict[str, Any] = json.loads((folder / RUN).read_text())
-        return result
-    watcher = watcher or Silent()
-    with torch.random.fork_rng(devices=[]), parallel.exact():
-        torch.manual_seed(seed)
-        context = base.Context(data, split, where, seed, folder)
-        learner = learner_class(context, config)  # may refuse its settings: nothing is written before
-        folder.mkdir(parents=True, exist_ok=True)
-        _write_json(folder / SETTINGS, fingerprint)
-        progress = _restore(folder / STATE, learner, fingerprint)
-        for task in range(progress.tasks_done, split.num_tasks):
-            _run_task(learner, task, progress, folder, resume, Path(shared) if shared else None, watcher, checkpoint_s)
-    result = _summary(learner, progress, data)
-    _write_json(folder / RUN, result)
-    learner.finish()
-    return result
+    return Plan(learner_class, config, where, fingerprint)
 
 
-def _holds_a_run(folder: Path, resume: bool) -> bool:
+def _finished(folder: Path, resume: bool, fingerprint: dict[str, Any]) -> dict[str, Any] | None:
+    """The result that a folder holds, if any; a run that is not to be taken up, or is another one, is refused."""
     held = (folder / SETTINGS).exists() or (folder / RUN).exists()
     if held and not resume:
         raise SettingError(f"{folder}: holds a run already. Give --resume to go on with it, or another folder")
-    return held
+    if held:
+        _check_same(folder / SETTINGS, _read_json(folder / SETTINGS), fingerprint)
+    return _read_json(folder / RUN) if (folder / RUN).exists() else None
 
 
 def _run_task(
@@ -154,26 +184,23 @@ def _run_task(
     context = learner.context
     files: list[Path] = []
     works = learner.learn(task)
-    number = 0
+    number, earlier_s = 0, 0.0
     while True:
         # Whether the work before was run or taken from a file must not show in what is drawn now.
         torch.manual_seed(context.seed_for(task, 1 + number))
-        work = next(works, None)
+        with _advice(_start_again(folder)):  # a recording of the task before may be damaged
+            work = next(works, None)
         if work is None:
             break
+        told = time.perf_counter()
         watcher.work(learner.name, task, context.split.num_tasks, work.name, work.epochs)
+        started += time.perf_counter() - told  # the first time, it imports TensorBoard
         partial, done = folder / f"task-{task}-{number}.partial", folder / f"task-{task}-{number}.done"
         files += [partial, done]
         common = None if shared is None or work.shared is None else shared / f"base-{_digest(work.shared)}.krn"
-        finished = next((path for path in (done, common) if path is not None and path.exists()), None)
-        if finished is not None and (resume or finished == common):
-            kept = archive.open_archive(finished)
-            work.take({name: kept.tensor(name) for name in kept.names})
-        else:
-            work.run(Saving(partial, resume, checkpoint_s), watcher.status)
-            target = common or done
-            target.parent.mkdir(parents=True, exist_ok=True)
-            archive.write(target, work.result(), {"kind": "work", "settings": work.shared or {}})
+        saving = Saving(partial, resume, checkpoint_s)
+        with _advice(f"Remove this file: {work.name} of task {task} is then trained again"):
+            earlier_s += _do(work, saving, done, common, watcher)
         number += 1
     if learner.learns(task):
         rows = _judge(learner, task)
@@ -184,11 +211,33 @@ def _run_task(
     else:
         for answers in progress.correct.values():
             answers.append(None)
-    progress.task_seconds.append(time.perf_counter() - started)
+    progress.task_seconds.append(time.perf_counter() - started + earlier_s)
     progress.storage.append(learner.storage_bytes())
     archive.write(folder / STATE, learner.state(), {"kind": "learner", **progress.to_json()})
     for path in files:
         path.unlink(missing_ok=True)
+
+
+def _do(work: base.Work, saving: Saving, done: Path, common: Path | None, watcher: Watcher) -> float:
+    """Run it, or take over what it came to before; the seconds that it took before now."""
+    sources = ([done] if saving.resume else []) + ([common] if common is not None else [])
+    source = next((path for path in sources if path.exists()), None)
+    if source is not None:
+        kept = archive.open_archive(source)
+        work.take({name: kept.tensor(name) for name in kept.names})
+        earlier_s = seconds = float(kept.metadata.get("seconds", 0.0))  # older files do not say
+    else:
+        earlier_s = base.seconds_before(work, saving.path) if saving.resume else 0.0
+        begun = time.perf_counter()
+        work.run(saving, watcher.status)
+        seconds = time.perf_counter() - begun + earlier_s
+    targets = [] if common is None or common.exists() else [common]
+    # A copy of its own, too: another process that trains the same meanwhile may replace the shared one.
+    targets += [done] if source != done else []
+    for target in targets:
+        make_folder(target.parent)
+        archive.write(target, work.result(), {"kind": "work", "settings": work.shared or {}, "seconds": seconds})
+    return earlier_s
 
 
 def _judge(learner: base.Learner, task: int) -> dict[str, list[int]]:
@@ -218,11 +267,25 @@ def test_counts(context: base.Context) -> list[int]:
 def _restore(path: Path, learner: base.Learner, fingerprint: dict[str, Any]) -> Progress:
     if not path.exists():
         return Progress(fingerprint, {}, [], [])
-    kept = archive.open_archive(path)
-    meta = kept.metadata
-    progress = Progress(fingerprint, meta["correct"], meta["task_seconds"], meta["storage"])
-    learner.restore(progress.tasks_done - 1, {name: kept.tensor(name) for name in kept.names})
+    with _advice(_start_again(path.parent)):
+        kept = archive.open_archive(path)
+        meta = kept.metadata
+        progress = Progress(fingerprint, meta["correct"], meta["task_seconds"], meta["storage"])
+        learner.restore(progress.tasks_done - 1, {name: kept.tensor(name) for name in kept.names})
     return progress
+
+
+@contextmanager
+def _advice(text: str) -> Iterator[None]:
+    """What to do about a damaged file here, where it is part of a run, instead of what an archive can say of any."""
+    try:
+        yield
+    except RecordingError as error:
+        raise type(error)(f"{str(error).removesuffix(f'. {RESTORE}')}. {text}") from error
+
+
+def _start_again(folder: Path) -> str:
+    return f"The run cannot go on from here: start again in another folder, or remove {folder}"
 
 
 def _check_same(path: Path, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
@@ -234,6 +297,14 @@ def _check_same(path: Path, found: Mapping[str, Any], expected: Mapping[str, Any
                 f"{path}: made with {name} {found.get(name)!r}; this run has {value!r}. Give the same settings, or "
                 f"another folder"
             )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ResumeError(f"{path}: cannot be read ({error}). {_start_again(path.parent)}") from error
+    return found
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -274,15 +345,27 @@ def _digest(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=list).encode()).hexdigest()[:16]
 
 
-def defaults_for(data: DataSet) -> dict[str, Any]:
-    """Settings that follow from the size of the images, where the learners' own are for CIFAR's 32 pixels."""
+def defaults_for(data: DataSet, method: str) -> dict[str, Any]:
+    """Settings that follow from the size of the images, where the learners' own are for CIFAR's 32 pixels.
+
+    Those for large images are the references' for ImageNet-Subset: LUCIR's repository has them for iCaRL, too.
+    """
     size = max(data.image_shape[1:])
     if size <= 16:
         return {"backbone": "resnet8", "fixed_layers": 5, "base_epochs": 20, "epochs": 20, "batch_size": 64}
     if size <= 32:
         return {}
-    backbone = "resnet18-small" if size <= 96 else "resnet18"
-    return {"backbone": backbone, "fixed_layers": 13, "base_epochs": 100, "epochs": 100}
+    common = {"backbone": "resnet18-small", "fixed_layers": 13, "base_epochs": 100, "epochs": 100}
+    if size <= 96:
+        return common
+    lucir = {"base_epochs": 90, "epochs": 90, "drops": (1 / 3, 2 / 3), "weight_decay": 1e-4}
+    own: dict[str, dict[str, Any]] = {
+        "kril": {"gamma": 5e-4},
+        "icarl": lucir,
+        "lucir": {**lucir, "less_forget": 10.0},
+        "gfr": {"epochs": 101, "later_drops": (0.99,), "gan_epochs": 201, "gan_drops": (0.995,)},
+    }
+    return {**common, "backbone": "resnet18", **own.get(method, {})}
 
 
 def settings_of(
@@ -300,7 +383,7 @@ def settings_of(
     for name in given:
         if not any(name in names for names in known.values()):
             raise unknown_setting(name, set().union(*known.values()))
-    merged = {m: {**defaults_for(data), **presets[m].get(preset or "", {}), **given} for m in methods}
+    merged = {m: {**defaults_for(data, m), **presets[m].get(preset or "", {}), **given} for m in methods}
     return {m: {k: v for k, v in merged[m].items() if k in known[m]} for m in methods}
 
 
@@ -316,10 +399,13 @@ def learn_all(
 ) -> list[dict[str, Any]]:
     """Several methods, each in a folder of its own under `out`; a base task in common is trained once."""
     given = settings_of(methods, settings or {}, data, preset)
-    folder = Path(out)
+    folder, cpu = Path(out), torch.device("cpu")
+    seed, resume = options.get("seed", 0), options.get("resume", False)
     for m in methods:  # what would be refused is refused now, not after hours of the methods before
-        base.make_config(base.choose(m), given[m])
-        _holds_a_run(folder / m, options.get("resume", False))
+        plan = _plan(m, data, split, given[m], seed, options.get("device"))
+        with working_in(folder / m), torch.random.fork_rng(devices=[]):
+            if _finished(folder / m, resume, plan.fingerprint) is None:
+                plan.learner_class(base.Context(data, split, cpu, seed, folder / m), plan.config)
     return [
         learn(m, data, split, out=folder / m, settings=given[m], shared=folder / "shared", **options) for m in methods
     ]

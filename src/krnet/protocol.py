@@ -138,6 +138,34 @@ def imagenet_subset(class_names: Sequence[str]) -> list[str]:
     return sorted(np.random.RandomState(SEED).choice(names, SUBSET_CLASSES, replace=False).tolist())
 
 
+SUBSETS = {"lucir1993": imagenet_subset}
+
+
+def subset(which: str | int | Sequence[str]) -> Callable[[Sequence[str]], list[str]]:
+    """Some of a folder's classes, for data.load(choose=...): "lucir1993" is LUCIR's ImageNet-Subset, 100 (or "100") the
+    first hundred by name, ["n01440764", ...] (or "n01440764,...") those named, numbered as they are listed."""
+    if isinstance(which, str) and which in SUBSETS:
+        return SUBSETS[which]
+    if isinstance(which, str):
+        which = int(which) if which.strip().isdecimal() else [name.strip() for name in which.split(",")]
+    wanted = which
+
+    def choose(class_names: Sequence[str]) -> list[str]:
+        if isinstance(wanted, int):
+            check_int("subset", wanted, 1, len(class_names))
+            return list(class_names[:wanted])
+        for name in wanted:
+            if name not in class_names:
+                near = difflib.get_close_matches(name, [*class_names, *SUBSETS], n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"expected {', '.join(SUBSETS)}, a number, or classes"
+                raise SettingError(f"subset: no class {name!r} among the {len(class_names)}; {hint}")
+        if len(set(wanted)) < len(wanted):
+            raise SettingError("subset names a class twice; name each once")
+        return list(wanted)
+
+    return choose
+
+
 @dataclass(frozen=True)
 class TaskSplit:
     """Which classes come when. Classes are named by their label in the data set."""

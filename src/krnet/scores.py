@@ -36,6 +36,7 @@ def scores(correct: Sequence[Sequence[int] | None], counts: Sequence[int]) -> di
         "average": mean(overall),
         "average_without_base": mean(overall[1:]),
         "average_task_mean": mean(by_task),
+        "average_task_mean_without_base": mean(by_task[1:]),
         "forgetting": None if None in overall else forgetting(shares),
         "forgetting_definition": FORGETTING,
     }

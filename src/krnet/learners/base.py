@@ -12,6 +12,7 @@ two pieces must follow from the state of the learner, the data and the seed alon
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -22,11 +23,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from krnet import backbones
+from krnet import archive, backbones
 from krnet.config import check_choice, check_int, check_range, check_shares, from_dict, unknown_setting
 from krnet.data import DataSet
 from krnet.descent import Descent, ImageBatches, Images, Saving, Schedule, Watch
-from krnet.errors import SettingError
+from krnet.errors import RecordingError, SettingError
 from krnet.protocol import TaskSplit
 
 EVALUATION_BATCH = 500
@@ -47,6 +48,20 @@ class Work(Protocol):
 
     def take(self, result: dict[str, Tensor]) -> None:
         """The result of an earlier run, instead of running."""
+
+
+def seconds_before(work: Work, partial: Path) -> float:
+    """What a piece of work that was stopped has taken up to its checkpoint, or to its finished recording."""
+    recording: Path | None = getattr(work, "path", None)
+    paths = [partial] if recording is None else [recording, recording.with_name(f"{recording.name}.ckpt")]
+    for path in paths:
+        if path.exists():
+            try:
+                kept = archive.open_archive(path).metadata
+            except RecordingError:
+                return 0.0  # whoever needs the file says what is wrong with it
+            return float(kept.get("seconds") or kept.get("times", {}).get("fit_seconds", 0.0))
+    return 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +190,7 @@ class Learner(ABC):
         self.context, self.config, self.device = context, config, context.device
         self.task = -1
         self.model = self._build()
+        self._check_batch(min(config.batch_size, len(context.task_ids(0))))
 
     def _build(self) -> backbones.Classifier:
         channels = self.context.data.image_shape[0]
@@ -230,7 +246,23 @@ class Learner(ABC):
         groups = options.pop("groups", None)
         modules = options.pop("modules", self.model)
         schedule = options.pop("schedule", self.config.schedule(self.task))
+        self._check_batch(batches.batch_size)
         return Descent(name, modules, batches, loss, schedule, self.device, groups=groups, **options)
+
+    def _check_batch(self, size: int) -> None:
+        """BatchNorm has no statistics of a single number: of one sample whose maps have shrunk to one pixel."""
+        if size > 1:
+            return
+        shape = self.context.data.input_shape
+        try:
+            with torch.no_grad():
+                copy.deepcopy(self.model.backbone).train()(torch.zeros(1, *shape, device=self.device))
+        except ValueError as error:
+            raise SettingError(
+                f"task {max(self.task, 0)} trains on one image at a time, and images of {shape[1]}x{shape[2]} pixels "
+                f"end as one pixel, of which BatchNorm needs two; expected batch_size of at least 2, and as many "
+                f"training images in the task"
+            ) from error
 
     def classification(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Cross entropy, over the logits that the settings say."""

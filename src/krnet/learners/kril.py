@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from krnet import api, backbones
+from krnet import api, augment, backbones
 from krnet.config import PAPER_FITS, SCHEDULES, FitConfig, check_choice, check_int, check_range, unknown_setting
 from krnet.descent import Draws, Group, Images, Saving, Watch
 from krnet.errors import SettingError
@@ -155,7 +155,7 @@ class MixedBatches:
         self.new_order = Order(len(new.ids), self.batch_size - self.num_old, seed + 1, device=device)
         self.num_old, num_new = self.old_order.batch_size, self.new_order.batch_size
         self.batch_size = self.num_old + num_new
-        self.draws = Draws(self.batch_size, new.pad, new.images.data.flip, seed, device)
+        self.draws = Draws(self.batch_size, new.shift, new.images.data.flip, seed, device)
 
     def inputs(self, iteration: int) -> tuple[Tensor, ...]:
         return self.old_order.ids(iteration), self.new_order.ids(iteration), self.draws(iteration)
@@ -196,7 +196,7 @@ class NewFeatures:
     def __init__(self, trunk: nn.Module, images: Images, ids: Tensor, labels: Tensor, kind: str, learner: Learner):
         self.trunk, self.images, self.kind = trunk, images, kind
         self.ids, self.labels = ids.to(images.device), labels.to(images.device)
-        self.pad = images.data.pad if kind == "crop" else 0
+        self.shift = images.data.shift if kind == "crop" else 0
         self.plain = learner.apply(trunk, images, self.ids)
         mirrored = kind == "flip" and images.data.flip
         flipped = learner.apply(lambda x: trunk(x.flip(-1)), images, self.ids) if mirrored else None
@@ -350,7 +350,8 @@ class Kril(Learner):
         """For a recorder that stores images: those of a task, class by class, and how F1 is shown them."""
         ids, data = self.context.task_ids(task), self.context.data
         by_class = ids[self.context.train_labels[ids].argsort(stable=True)]
-        return {"images": data.train.images[by_class], "trunk": self.trunk, "mean": data.mean, "std": data.std}
+        images = augment.centre(data.train.images[by_class], data.crop)
+        return {"images": images, "trunk": self.trunk, "mean": data.mean, "std": data.std}
 
     # ------------------------------------------------------------------ recordings
 
