@@ -339,7 +339,8 @@ def test_ctrl_c_before_anything_was_saved_says_so(
 
 def test_resume_of_a_finished_recording_returns_it_unchanged(folder: Path) -> None:
     before = (folder / "a.krn").read_bytes()
-    result = run("record", folder / "features.npy", "-o", folder / "a.krn", "--resume", "--json", *SMALL)
+    labels = ("--labels", folder / "labels.npy")
+    result = run("record", folder / "features.npy", *labels, "-o", folder / "a.krn", "--resume", "--json", *SMALL)
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["iterations"] == 60
     assert "already" in result.stderr

@@ -180,6 +180,29 @@ def test_only_what_is_missing_is_made(done, maps, head_path, monkeypatch, tmp_pa
     assert calls == [("pca", 9000), ("quantized", 9000)]
 
 
+def test_a_damaged_file_is_made_again(maps, tmp_path):
+    found = rate.bench(*maps, out=tmp_path, recorders=["quantized"], budgets=[9_000])
+    path = tmp_path / found["points"][0]["file"]
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-100] + bytes([whole[-100] ^ 1]) + whole[-99:])
+    made = []
+    rate.bench(*maps, out=tmp_path, recorders=["quantized"], budgets=[9_000], made=made.append)
+    assert len(made) == 1 and krnet.verify(path, device="cpu")
+
+
+def test_a_network_that_missed_a_larger_budget_is_fitted_to_a_smaller_one(maps, tmp_path, monkeypatch):
+    tried = []
+
+    def point(self, series, budget, watch):
+        tried.append((series.name, budget))
+        return {"recorder": series.name, "budget": budget, "bytes": 10**6, "over_budget": True, "file": "x"}, False
+
+    monkeypatch.setattr(rate.Bench, "point", point)
+    monkeypatch.setattr(rate, "draw", lambda path, result: None)
+    rate.bench(*maps, out=tmp_path, recorders=["krnet", "pca"], budgets=[1000, 2000])
+    assert tried == [("krnet", 2000), ("krnet", 1000), ("pca", 2000)]
+
+
 def test_other_features_or_labels_are_refused(done, maps, head_path, no_fits):
     features, labels = maps
     with pytest.raises(ResumeError, match="holds points of other features"):

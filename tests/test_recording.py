@@ -426,8 +426,23 @@ def test_resume_returns_a_finished_recording_without_fitting(recorded, everythin
 
 
 def test_resume_refuses_a_finished_recording_of_features_of_another_shape(recorded, no_fit):
-    with pytest.raises(ResumeError, match=r"59, \(6, 7, 5\)"):
+    with pytest.raises(ResumeError, match="samples 60; this one is to have samples 59"):
         krnet.record(recorded.features[:59], out=recorded.path, resume=True)
+
+
+def test_resume_refuses_a_finished_recording_of_other_settings_labels_or_features(recorded, no_fit, tmp_path):
+    for labels, settings, message in (
+        (recorded.labels, {"c1": 16}, "c1 8; this one is to have c1 16"),
+        (recorded.labels.flip(0), {}, "labels"),
+        (None, {}, "labels"),
+    ):
+        with pytest.raises(ResumeError, match=message):
+            krnet.record(recorded.features, labels, out=recorded.path, resume=True, **settings)
+    np.save(tmp_path / "same.npy", recorded.features)
+    np.save(tmp_path / "other.npy", recorded.features + 1)
+    krnet.record(tmp_path / "same.npy", recorded.labels, out=recorded.path, resume=True)
+    with pytest.raises(ResumeError, match="features"):
+        krnet.record(tmp_path / "other.npy", recorded.labels, out=recorded.path, resume=True)
 
 
 def test_without_resume_a_finished_recording_is_replaced(tmp_path):

@@ -6,6 +6,7 @@ features, labels -> record -> OUT.krn -> open -> Recording
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -33,7 +34,7 @@ from krnet.errors import (
     ProbeError,
     ResumeError,
 )
-from krnet.features import FeatureSource, check_labels, open_features
+from krnet.features import check_labels, open_features
 from krnet.files import refuse_overwriting
 from krnet.metrics import fidelity
 from krnet.parallel import pick_device
@@ -132,10 +133,12 @@ def record(
     inputs = [item for item in (features, labels, settings.get("images")) if isinstance(item, str | os.PathLike)]
     refuse_overwriting([path], inputs)
     source = open_features(features, key=key)
-    if resume and path.exists():
-        finished = _finished(path, source, chosen, fit, None if over_budget else limit)
-        return open(path, finished.device, trunk=settings["trunk"]) if "trunk" in settings else finished
     samples = Samples(len(source), source.shape, check_labels(labels, len(source)))
+    if resume and path.exists():
+        # Features in memory may have been made anew, and a GPU rounds as it likes; those of a file are what they were.
+        digest = scan(source).digest if isinstance(features, str | os.PathLike) else None
+        finished = _finished(path, samples, chosen, fit, None if over_budget else limit, own, digest)
+        return open(path, finished.device, trunk=settings["trunk"]) if "trunk" in settings else finished
     stats = scan(source)
     job = Job(
         source=source,
@@ -204,9 +207,9 @@ def _check_size(path: Path, recorder: Recorder, metadata: Mapping[str, Any], fou
     if found > budget:
         settings = ", ".join(f"{name} {value}" for name, value in metadata["settings"].items())
         raise BudgetError(
-            f"{path}: takes {found} bytes with recorder {recorder.name} ({settings}), the smallest it has for these "
-            f"features and settings; the budget is {budget}. Nothing was written. Raise the budget to {found} bytes, "
-            f"leave out settings of your own, or take another recorder"
+            f"{path}: takes {found} bytes with recorder {recorder.name} ({settings}), the smallest it found for "
+            f"these features and settings; the budget is {budget}. Nothing was written. Raise the budget to {found} "
+            f"bytes, leave out settings of your own, or take another recorder"
         )
 
 
@@ -353,15 +356,36 @@ def _checkpoint_path(path: Path) -> Path:
     return path.with_name(path.name + ".ckpt")
 
 
-def _finished(path: Path, source: FeatureSource, recorder: Recorder, fit: FitConfig, budget: int | None) -> Recording:
+def _finished(
+    path: Path,
+    samples: Samples,
+    recorder: Recorder,
+    fit: FitConfig,
+    budget: int | None,
+    settings: Mapping[str, Any],
+    digest: str | None,
+) -> Recording:
+    """A recording that is there already, if it is of these samples, with these settings."""
     recording = open(path, pick_device(fit.device))
-    found = (recording.info()["recorder"], len(recording), recording.shape)
-    expected = (recorder.name, len(source), source.shape)
-    if found != expected:
-        raise ResumeError(
-            f"{path}: a finished recording (recorder, samples, shape) {found}; these features need {expected}. "
-            f"Choose another output, or record without resume to replace it"
-        )
+    info = recording.info()
+    held = {name: info["settings"].get(name) for name in settings if name in info["settings"]}
+    found = {"recorder": info["recorder"], "samples": len(recording), "shape": recording.shape, **held}
+    expected = {"recorder": recorder.name, "samples": samples.num_samples, "shape": samples.shape}
+    expected |= {name: json.loads(json.dumps(settings[name])) for name in held}
+    if budget is not None and info["fit"].get("budget") is not None:
+        found["budget"], expected["budget"] = info["fit"]["budget"], budget
+    nobodys = torch.zeros(0)
+    found["labels"], expected["labels"] = "others", "others"
+    if not torch.equal(*(nobodys if labels is None else labels for labels in (samples.labels, recording.labels))):
+        expected["labels"] = "as given"
+    if digest is not None:
+        found["features"], expected["features"] = archive.open_archive(path).metadata["features"], digest
+    for name, value in expected.items():
+        if found[name] != value:
+            raise ResumeError(
+                f"{path}: a finished recording, {name} {found[name]}; this one is to have {name} {value}. "
+                f"Choose another output, or record without resume to replace it"
+            )
     if budget is not None and recording.nbytes > budget:
         raise ResumeError(
             f"{path}: a finished recording of {recording.nbytes} bytes; the budget is {budget}. Choose another output, "

@@ -222,10 +222,9 @@ def bench(
     iterations, time_budget  of each fit, where a recorder has such
     made       called with each point that was not there before, as soon as it is; num_samples and real_accuracy too
     """
-    all_series = [
-        Series.parse(text)
-        for text in recorders or default_recorders(with_images=images is not None or trunk is not None)
-    ]
+    if recorders is None:
+        recorders = default_recorders(with_images=images is not None or trunk is not None)
+    all_series = [Series.parse(text) for text in recorders]
     _check_given(all_series, images, trunk, settings or {})
     sizes = sorted({parse_size(size) for size in budgets})
     if not all_series or not sizes:
@@ -262,7 +261,7 @@ def bench(
         for done, budget in enumerate(reversed(sizes)):
             count = f"[{number * len(sizes) + done + 1}/{len(all_series) * len(sizes)}]"
             say(f"{count} {series.name} at {say_size(budget)}")
-            if smallest is not None:  # it could not keep a larger budget either
+            if smallest is not None:  # it could not keep a larger budget either; a network's fit may
                 found.append({**smallest, "budget": budget})
                 continue
             try:
@@ -275,7 +274,7 @@ def bench(
             found.append(point)
             if new:
                 made({**point, "num_samples": len(source), "real_accuracy": real_accuracy})
-            smallest = point if point["over_budget"] else None
+            smallest = point if point["over_budget"] and not base.choose(series.recorder).takes_head else None
         result["points"] += reversed(found)
         _write_json(folder / RATE, result)
     draw(folder / PICTURE, result)
@@ -329,10 +328,13 @@ def _claim(folder: Path, source: FeatureSource, labels: Tensor | None, stats: Fe
 
 
 def _checksum(path: Path) -> str | None:
+    """None where the file is missing or damaged: every byte is read."""
     try:
-        return archive.open_archive(path).checksum
-    except RecordingError:
+        found = archive.open_archive(path)
+        found.verify()
+    except (RecordingError, FileNotFoundError):
         return None
+    return found.checksum
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -60,7 +60,8 @@ def for_budget(job: Job, budget: int) -> dict[str, Any]:
     c1 = next(
         c1 for c1 in widths if c1 == 0 or network_bytes(job.source.shape, network(1.0, 1, c1)) <= KEPT_SHARE * budget
     )
-    most = min(len(axes.std), int((axes.std > 0).sum()) or 1)
+    # No more than there are samples: what is above 0 beyond is rounding.
+    most = min(len(axes.std), len(job.source), int((axes.std > 0).sum()) or 1)
     tried = sorted({max(1, round(most * 0.85**n)) for n in range(math.ceil(math.log(most) / -math.log(0.85)) + 1)})
     best = int(given["components"]) if "components" in given else min(tried, key=error)
     return asdict(network(float(f"{finest(best):.5g}"), best, c1))
