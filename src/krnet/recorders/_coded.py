@@ -21,16 +21,27 @@ from torch import Tensor
 from krnet import parallel
 from krnet.budget import search
 from krnet.config import from_dict
-from krnet.errors import InputError, NotARecordingError, SettingError
-from krnet.quantize import RESTORE
+from krnet.errors import InputError, NotARecordingError
+from krnet.quantize import MAX_ALPHABET, RESTORE
 from krnet.recorders._basis import PREFIX, UNUSED, Basis, CodedReplayer, numbers_of, planned_bytes
 from krnet.recorders._features import learned_once
 from krnet.recorders._growing import CodedGrowth
-from krnet.recorders._numbers import CODED_TENSORS, CodedConfig, CodedNumbers, Numbers, Reader, encode, survey
+from krnet.recorders._numbers import (
+    CODED_TENSORS,
+    CodedConfig,
+    CodedNumbers,
+    Numbers,
+    Reader,
+    TooFineError,
+    encode,
+    survey,
+    too_fine,
+)
 from krnet.recorders.base import Content, Job, Recorder, TensorStore, planned_overhead, refuse_network
 from krnet.samples import Samples
 
 SEARCHED = 1024  # rows from which sizes are guessed
+HEADROOM = 2  # times the symbols of the samples at hand that a table may have, where more are still to come
 
 
 class CodedRecorder(Recorder):
@@ -88,7 +99,8 @@ class CodedRecorder(Recorder):
     def for_budget(self, job: Job, budget: int) -> dict[str, Any]:
         """The finest step that fits: found from some of the samples, then made sure of by coding all of them.
 
-        A recording that grows keeps its step; new samples may have a wider dead zone.
+        None is finer than tables have symbols for, however large the budget. A recording that grows keeps its step;
+        new samples may have a wider dead zone.
         """
         if job.start is not None:
             return CodedGrowth(job, self, self.config_class).for_budget(budget)
@@ -97,32 +109,41 @@ class CodedRecorder(Recorder):
             return given
         self._learn(job, from_dict(self.config_class, given))  # refuses settings before any of them is tried
         widest = min(2 * math.sqrt(math.prod(job.source.shape)) + 1, 1e3)  # beyond all numbers of an orthonormal basis
-        too_fine, aim, step, kept = 0.0, float(budget), self.config_class.step, None
+        finest, unusable, aim, step, kept = 1e-6, 0.0, float(budget), self.config_class.step, None
 
         def smallness(step: float) -> float:
-            nonlocal too_fine
+            nonlocal unusable
             try:
                 return -math.log(self.size_bytes(job, {**given, "step": step}))
-            except SettingError:  # more symbols than a table may have
-                too_fine = max(too_fine, step)
+            except TooFineError:
+                unusable = max(unusable, step)
                 return -math.inf
 
         for _ in range(4):
-            found = search(smallness, -math.log(aim), start=step, low=1e-6, high=widest, slack=UNUSED / 2, tries=16)
+            found = search(smallness, -math.log(aim), start=step, low=finest, high=widest, slack=UNUSED / 2, tries=16)
             step = float(f"{found or widest:.5g}")
-            size = self._coded_bytes(job, {**given, "step": step})
+            usable, size = self._usable(job, given, step)
+            finest = usable if usable > step else finest
+            step = usable
             if size <= budget:
                 kept = step if kept is None else min(step, kept)
-            at_an_end = found is None or step < 1.5 * too_fine
+            at_an_end = found is None or step < 1.5 * unusable or step <= finest
             if (1 - UNUSED) * budget <= size <= budget or (at_an_end and (size > budget) == (found is None)):
                 break
             # All samples take more, or less, than those that were searched with: aim by as much lower, or higher.
             aim *= (1 - UNUSED / 4) * budget / size
         return {**given, "step": step if kept is None else kept}
 
-    def _coded_bytes(self, job: Job, settings: Mapping[str, Any]) -> int:
-        """Size of the file, as it will be at most."""
-        return planned_bytes(job, self.fit(replace(job, settings=settings)), PREFIX)
+    def _usable(self, job: Job, given: Mapping[str, Any], step: float) -> tuple[float, int]:
+        """The step, or the finest above it that all samples can be coded with; and the size of the file, at most."""
+        while True:
+            try:
+                content = self.fit(replace(job, settings={**given, "step": step}))
+                if job.num_planned > len(job.source):
+                    _keep_headroom(content, step)
+                return step, planned_bytes(job, content, PREFIX)
+            except TooFineError as error:
+                step = float(f"{max(error.coarser, 1.0005 * step):.5g}")
 
     def replay(
         self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device
@@ -136,3 +157,11 @@ class CodedRecorder(Recorder):
         basis = self.restore(samples, config, store, low, high)
         coded = CodedNumbers.load(store, PREFIX, samples.num_samples, basis.num_columns, config.block_size)
         return CodedReplayer(Reader(coded, config, device), basis, samples, low, high)
+
+
+def _keep_headroom(content: Content, step: float) -> None:
+    """Samples that are still to come may need symbols that those at hand do not."""
+    first, sizes = (content.tensors[PREFIX + name].long() for name in ("first", "sizes"))
+    found, most = int((first + sizes).max() - first.min()), MAX_ALPHABET // HEADROOM
+    if found > most:
+        raise too_fine(step, found, most)

@@ -24,7 +24,10 @@ from krnet.errors import InputError, NotARecordingError, SettingError
 from krnet.features import FeatureSource, open_features
 from krnet.recorders.base import TensorStore
 
-CODECS = ("jpeg", "webp", "png")
+CODECS = ("jpeg", "webp", "webp-lossless", "png")
+LOSSLESS = ("webp-lossless", "png")
+SUBSAMPLINGS = (420, 444)
+WEBP_CHUNKS = {"webp": b"VP8 ", "webp-lossless": b"VP8L"}
 CHANNELS = (1, 3)
 MAX_SIDE = 4096  # pixels: bounds what a few bytes may be decoded to
 CHUNK_BYTES = 64 << 20  # of float images in hand
@@ -33,9 +36,11 @@ CHUNK_BYTES = 64 << 20  # of float images in hand
 @dataclass(frozen=True, kw_only=True)
 class ImagesConfig:
     codec: str = "jpeg"
-    """jpeg, webp (both lossy) or png (lossless)."""
+    """jpeg, webp (both lossy), webp-lossless or png (lossless, and the larger one)."""
     quality: int = 90
     """Of jpeg and webp, 1 to 100."""
+    subsampling: int = 420
+    """Of the colours in a jpeg: 420 (4:2:0, one for 2 x 2 pixels) or 444 (4:4:4, one for each)."""
     mean: tuple[float, ...] = (0.0,)
     """Of each channel, in fractions of 255: subtracted before the trunk; one number serves all channels."""
     std: tuple[float, ...] = (1.0,)
@@ -44,6 +49,7 @@ class ImagesConfig:
     def __post_init__(self) -> None:
         check_choice("codec", self.codec, CODECS)
         check_int("quality", self.quality, 1, 100)
+        check_choice("subsampling", self.subsampling, SUBSAMPLINGS)
         for name, lowest in (("mean", -1e6), ("std", 1e-6)):
             values = getattr(self, name)
             values = tuple(values) if isinstance(values, (tuple, list)) else (values,)
@@ -52,9 +58,10 @@ class ImagesConfig:
             object.__setattr__(self, name, values)
 
     @property
-    def encoding(self) -> tuple[str, int]:
+    def encoding(self) -> tuple[str, int, int]:
         """What the bytes of an image follow from, beside its pixels."""
-        return self.codec, 0 if self.codec == "png" else self.quality
+        quality = 0 if self.codec in LOSSLESS else self.quality
+        return self.codec, quality, self.subsampling if self.codec == "jpeg" else 0
 
     def check_channels(self, channels: int) -> None:
         for name in ("mean", "std"):
@@ -72,27 +79,41 @@ def encode_image(image: np.ndarray, config: ImagesConfig) -> bytes:
     from PIL import Image
 
     target = io.BytesIO()
-    options: dict[str, Any] = {"optimize": True} if config.codec == "png" else {"quality": config.quality}
+    grey = image.shape[2] == 1
+    Image.fromarray(image[:, :, 0] if grey else image).save(target, config.codec.split("-")[0], **options(config, grey))
+    content = target.getvalue()
+    return pack_webp(content, config.codec) if config.codec in WEBP_CHUNKS else content
+
+
+def options(config: ImagesConfig, grey: bool) -> dict[str, Any]:
+    """Pillow's."""
+    if config.codec == "png":
+        return {"optimize": True}
+    if config.codec == "webp-lossless":
+        # Slower ones are larger by 1 to 3 % where images are small, smaller by less than 1 % where they are not.
+        return {"lossless": True, "method": 4, "quality": 0}
     if config.codec == "webp":
-        options["method"] = 6  # the slowest, and the smallest
-    Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).save(target, config.codec, **options)
-    return pack_webp(target.getvalue()) if config.codec == "webp" else target.getvalue()
+        return {"quality": config.quality, "method": 6}  # the slowest, and the smallest
+    colours = {} if grey else {"subsampling": ":".join(str(config.subsampling))}
+    return {"quality": config.quality, **colours}
 
 
-def pack_webp(content: bytes) -> bytes:
+def pack_webp(content: bytes, codec: str = "webp") -> bytes:
     """Without the container, 20 bytes that follow from the length; what is the same in all images comes first.
 
     RIFF container | frame tag (3) | start code and size (7) | data  ->  start code and size | frame tag | data
+    RIFF container | signature and size (5) | data                   ->  the same, if lossless, without the container
     """
-    assert content[12:16] == b"VP8 ", f"a chunk {content[12:16]!r} where a lossy image begins"
+    assert content[12:16] == WEBP_CHUNKS[codec], f"a chunk {content[12:16]!r} where a {codec} image begins"
     frame = content[20 : 20 + int.from_bytes(content[16:20], "little")]
-    return frame[3:10] + frame[:3] + frame[10:]
+    return frame if codec == "webp-lossless" else frame[3:10] + frame[:3] + frame[10:]
 
 
-def unpack_webp(packed: bytes) -> bytes:
-    frame = packed[7:10] + packed[:7] + packed[10:]
+def unpack_webp(packed: bytes, codec: str = "webp") -> bytes:
+    frame = packed if codec == "webp-lossless" else packed[7:10] + packed[:7] + packed[10:]
     padded = frame + bytes(len(frame) % 2)
-    return b"RIFF%bWEBPVP8 %b%b" % (*(n.to_bytes(4, "little") for n in (12 + len(padded), len(frame))), padded)
+    whole, own = (n.to_bytes(4, "little") for n in (12 + len(padded), len(frame)))
+    return b"RIFF%bWEBP%b%b%b" % (whole, WEBP_CHUNKS[codec], own, padded)
 
 
 def decode_image(content: bytes, codec: str, shape: Sequence[int]) -> Tensor:
@@ -100,9 +121,9 @@ def decode_image(content: bytes, codec: str, shape: Sequence[int]) -> Tensor:
     from PIL import Image
 
     channels, height, width = shape
-    file = unpack_webp(content) if codec == "webp" else content
+    file = unpack_webp(content, codec) if codec in WEBP_CHUNKS else content
     try:
-        with Image.open(io.BytesIO(file), formats=[codec]) as image:
+        with Image.open(io.BytesIO(file), formats=[codec.split("-")[0]]) as image:
             if image.size != (width, height):  # before so many pixels are made
                 raise ValueError(f"{image.size[0]} x {image.size[1]} pixels; expected {width} x {height}")
             pixels = np.array(image.convert("L" if channels == 1 else "RGB"))

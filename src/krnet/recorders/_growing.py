@@ -14,6 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,9 +24,9 @@ from torch import Tensor
 from krnet import parallel
 from krnet.config import check_range, from_dict
 from krnet.errors import NotARecordingError, SettingError
-from krnet.quantize import MAX_SYMBOL, RESTORE
+from krnet.quantize import MAX_ALPHABET, MAX_SYMBOL, RESTORE, to_symbols
 from krnet.recorders._basis import PREFIX, UNUSED, CodedReplayer, numbers_of, planned_bytes
-from krnet.recorders._numbers import CODED_TENSORS, CodedConfig, Numbers, encode, survey
+from krnet.recorders._numbers import CODED_TENSORS, CodedConfig, Numbers, Survey, encode, survey
 from krnet.recorders._rest import keep_settings, rest
 from krnet.recorders.base import Content, Job, Recorder, planned_overhead
 from krnet.samples import Samples
@@ -70,12 +71,9 @@ class Growth(ABC):
 
     def fit(self, settings: Mapping[str, Any]) -> Content:
         started = time.perf_counter()
-        try:
-            with parallel.exact(), torch.inference_mode():
-                numbers, config = self.coding(settings.get(self.free, self.values()[0]))
-                coded = encode(numbers, config, survey(numbers, config, held=self.held), self.held)
-        except SettingError as error:  # more symbols than a table may have
-            raise SettingError(f"{self.start.path}: {error}; and record without start") from error
+        with parallel.exact(), torch.inference_mode():
+            numbers, config, found = self._surveyed(settings.get(self.free, self.values()[0]))
+            coded = encode(numbers, config, found, self.held)
         tensors = {"low": self.new.stats.low, "high": self.new.stats.high, **self.own()}
         tensors |= {name: tensor for name, tensor in coded.tensors(self.prefix).items() if name in self.stored}
         return Content(tensors=tensors, settings=asdict(self.config), seconds=time.perf_counter() - started)
@@ -113,30 +111,62 @@ class Growth(ABC):
     def _size_bytes(self, value: float) -> float:
         """About how large the file would be, grown to all planned samples, without coding it."""
         with parallel.exact(), torch.inference_mode():
-            numbers, config = self.coding(value)
-            found = survey(numbers, config, num_planned=self.job.num_planned, held=self.held)
+            _, _, found = self._surveyed(value, self.job.num_planned)
         own = [self.new.stats.low, self.new.stats.high, *self.own().values()]
         overhead = planned_overhead(self.job, len(own) + len(self.stored), asdict(self.config))
         return found.size_bytes + sum(tensor.nbytes for tensor in own) + overhead
+
+    def _surveyed(self, value: float, num_planned: int | None = None) -> tuple[Numbers, CodedConfig, Survey]:
+        numbers, config = self.coding(value)
+        try:
+            return numbers, config, survey(numbers, config, num_planned=num_planned, held=self.held)
+        except SettingError as error:  # more symbols than a table may have
+            raise SettingError(f"{self.start.path}: {error}; and record without start") from error
 
 
 class CodedGrowth(Growth):
     """Numbers of new samples that are within the dead zone become 0; the others are rounded as those of start were.
 
     The zone may be wider than one step here, where rounding all numbers down by as much would miss their centroids.
+    Numbers beyond all symbols that tables have space for become the last of them.
     """
 
     prefix, free, limits = PREFIX, "dead_zone", (0.5, float(MAX_SYMBOL))
 
     def coding(self, value: float) -> tuple[Numbers, CodedConfig]:
         config = replace(self.config, dead_zone=min(value, self.config.dead_zone))
-        numbers, least = numbers_of(self.new, self.basis), value * config.step
+        numbers, least = self._within(numbers_of(self.new, self.basis), config), value * config.step
 
         def read(rows: Tensor) -> Tensor:
             found = numbers.read(rows)
             return torch.where(found.abs() < least, 0.0, found)
 
         return replace(numbers, read=numbers.read if value <= config.dead_zone else read), config
+
+    def _within(self, numbers: Numbers, config: CodedConfig) -> Numbers:
+        """Cut to what tables have symbols for, those of the recording among them; as they are where all fit."""
+        tables = self.held.blocks.tables
+        first = tables.first.astype(np.int64)
+        lowest, highest = int(first.min()), int((first + tables.sizes).max()) - 1
+        new = to_symbols(self._range, config.step, config.dead_zone).tolist()
+        below, above = max(0, lowest - new[0]), max(0, new[1] - highest)
+        spare = max(0, MAX_ALPHABET - (highest - lowest + 1))
+        if below + above <= spare:
+            return numbers
+        below = min(below, max(spare // 2, spare - above))
+        ends = np.array([lowest - below, highest + spare - below])
+        low, high = (
+            ends + np.sign(ends) * (config.dead_zone - 0.5)
+        ) * config.step  # the middle of a bin, whatever rounds
+        return replace(numbers, read=lambda rows: numbers.read(rows).clamp(float(low), float(high)))
+
+    @cached_property
+    def _range(self) -> Tensor:
+        """(2,) the least and the largest number of the new samples."""
+        numbers = numbers_of(self.new, self.basis)
+        chunks = numbers.chunks(torch.arange(numbers.num_rows), self.config.block_size)
+        ends = torch.stack([torch.stack(chunk.aminmax()) for chunk in chunks])  # (chunks, 2)
+        return torch.stack([ends[:, 0].min(), ends[:, 1].max()])
 
     def own(self) -> dict[str, Tensor]:
         return self.basis.tensors()

@@ -32,6 +32,15 @@ CENTROID = 127  # parts of a step in which a centroid is kept
 CODED_TENSORS = ("stream", "lengths", "column", "first", "sizes", "weights", "centroids")
 
 
+class TooFineError(SettingError):
+    """A step with which there are more symbols than a table may have."""
+
+    def __init__(self, message: str, coarser: float = 0.0):
+        super().__init__(message)
+        self.coarser = coarser
+        """A step below which there are too many, too."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CodedConfig:
     step: float = 1 / 15
@@ -131,7 +140,7 @@ def survey(
         centroids = np.where(ahead > 0, kept, centroids)
     used = (ahead + counts).any(0).nonzero()[0]
     if (most := int(used[-1] - used[0]) + 1) > MAX_ALPHABET:
-        raise _too_fine(config.step, most)
+        raise too_fine(config.step, most)
     tables = Tables.from_counts(column, ahead + counts, -radius)
     spans = [slice(first + radius, first + radius + size) for first, size in _pairs(tables.first, tables.sizes)]
     centroids = np.concatenate([centroids[t, span] for t, span in enumerate(spans)])
@@ -148,14 +157,16 @@ def _pairs(*arrays: np.ndarray) -> Iterator[tuple[int, ...]]:
 def _symbols(numbers: Tensor, config: CodedConfig) -> Tensor:
     largest = numbers.abs().max().item() / config.step + 1
     if largest > MAX_SYMBOL:  # before they overflow
-        raise _too_fine(config.step, 2 * largest)
+        raise too_fine(config.step, 2 * largest, least=largest)
     return to_symbols(numbers, config.step, config.dead_zone)
 
 
-def _too_fine(step: float, found: float) -> SettingError:
-    return SettingError(
-        f"step is {step:g}, which gives {found:.0f} different values; expected at most {MAX_ALPHABET}. "
-        f"Take a step of {step * found / MAX_ALPHABET:.2g} or more, or recorder raw"
+def too_fine(step: float, found: float, most: int = MAX_ALPHABET, *, least: float | None = None) -> TooFineError:
+    """found: symbols that there are, about, where only the `least` number of them is known."""
+    return TooFineError(
+        f"step is {step:g}, which gives {found:.0f} different values; expected at most {most}. "
+        f"Take a step of {step * found / most:.2g} or more, or recorder raw",
+        step * (least or found) / most,
     )
 
 

@@ -1,15 +1,19 @@
 """The images themselves, compressed: features are made again by the network they came from.
 
-    images (N, C, H, W) uint8 -> JPEG, WebP or PNG -> the file                                (_encoded.py)
+    images (N, C, H, W) uint8 -> JPEG, WebP (lossy or lossless) or PNG -> the file            (_encoded.py)
     ids -> image bytes -> decoded in parallel -> less mean, over std -> trunk -> features
 
 The trunk is not in the file: who learns in increments has it anyway. It is given as a module when recording and again
 when opening (`krnet.open(path, trunk=...)`, `--trunk` on the command line), and must have the very weights it was
 recorded with: the file holds their fingerprint.
 
+Within a budget, what loses nothing is taken where it fits (of lossless WebP and PNG the smaller); else JPEG with
+colours of every pixel (4:4:4) or of every four (4:2:0), or lossy WebP, each in the highest quality that fits: whichever
+gives the features nearest to those recorded. A few images show which. Settings that are given are not searched.
+
 A recording that starts from an earlier one (`start`) holds the earlier one's images first, then those that are given;
-features of the earlier ones are its replays. Where codec and quality stay the same, their bytes are kept as they are.
-Where they do not, because a budget has to hold more images now, the decoded images are encoded again.
+features of the earlier ones are its replays. Where codec, quality and subsampling stay the same, their bytes are kept
+as they are. Where they do not, because a budget has to hold more images now, the decoded images are encoded again.
 """
 
 from __future__ import annotations
@@ -31,6 +35,8 @@ from krnet.config import from_dict
 from krnet.errors import InputError, NotARecordingError
 from krnet.recorders._encoded import (
     CODECS,
+    LOSSLESS,
+    SUBSAMPLINGS,
     Encoded,
     ImagesConfig,
     Originals,
@@ -142,43 +148,52 @@ class ImagesRecorder(Recorder):
         return Content(tensors=tensors, settings=settings, seconds=time.perf_counter() - started)
 
     def for_budget(self, job: Job, budget: int) -> dict[str, Any]:
-        """The codec and quality whose features are nearest, of those that fit; sizes and errors from a few images."""
+        """What loses nothing, where that fits, or the lossy form of the images whose features are nearest.
+
+        Tried are lossless WebP and PNG, JPEG at 4:2:0 and 4:4:4, and WebP; sizes and errors are those of a few images.
+        """
         given = Given.of(job)
-        images, config = given.images, given.config
+        images = given.images
         network = given.network(job)
         ids = some_of(len(images), TRIED)
         expected = normalise(job.source.read(ids).to(job.device), job.stats.low, job.stats.high)
-        fixed = overhead_bytes(job, NUM_TENSORS, asdict(config)) + 200 + 8 * len(job.stats.low)
+        fixed = overhead_bytes(job, NUM_TENSORS, asdict(given.config)) + 200 + 8 * len(job.stats.low)
 
         @cache
-        def encoded(codec: str, quality: int) -> list[bytes]:
-            return images.encode(ids, replace(config, codec=codec, quality=quality))
+        def encoded(config: ImagesConfig) -> list[bytes]:
+            return images.encode(ids, config)
 
-        def size(codec: str, quality: int, contents: list[bytes] | None = None) -> float:
+        def size(config: ImagesConfig, contents: list[bytes] | None = None) -> float:
             """Of the file; given all contents and not a few, from above by less than a kilobyte or so."""
-            contents = contents or encoded(codec, quality)
+            contents = contents or encoded(config)
             start = len(common_start(contents))
             each = sum(map(len, contents)) / len(contents) - start + (2 if max(map(len, contents)) < 2**16 else 4)
             return fixed + start + each * len(images)
 
-        def error(codec: str, quality: int) -> float:
-            decoded = [decode_image(content, codec, images.shape) for content in encoded(codec, quality)]
+        def error(config: ImagesConfig) -> float:
+            decoded = [decode_image(content, config.codec, images.shape) for content in encoded(config)]
             made = normalise(network.features(torch.stack(decoded)), job.stats.low, job.stats.high, clamp=False)
             return (made - expected).square().mean().item()
 
-        found = list[tuple[str, int]]()
-        for codec in [config.codec] if "codec" in job.settings else CODECS:
-            searched = codec != "png" and "quality" not in job.settings
-            fits = lambda quality, codec=codec: size(codec, quality) <= budget  # noqa: E731
-            found.append((codec, largest(fits, 1, 100) if searched else config.quality))
-        for codec, quality in sorted((pair for pair in found if size(*pair) <= budget), key=lambda pair: error(*pair)):
-            searched = codec != "png" and "quality" not in job.settings
-            for lower in range(quality, 0 if searched else quality - 1, -1):  # all may take more than a few do
-                contents = images.encode(torch.arange(len(images)), replace(config, codec=codec, quality=lower))
-                if size(codec, lower, contents) <= budget:
-                    return {"codec": codec, "quality": lower}
-        codec, quality = min(found, key=lambda pair: size(*pair))
-        return {"codec": codec, "quality": quality}
+        def qualities(config: ImagesConfig) -> tuple[int, int]:
+            searched = config.codec not in LOSSLESS and "quality" not in job.settings
+            return (1, 100) if searched else (config.quality, config.quality)
+
+        def highest_that_fits(config: ImagesConfig) -> ImagesConfig:
+            fits = lambda quality: size(replace(config, quality=quality)) <= budget  # noqa: E731
+            return replace(config, quality=largest(fits, *qualities(config)))
+
+        forms, tried = given.forms(job.settings), list[ImagesConfig]()
+        for lossless in (True, False):  # where a lossless one fits, no quality need be searched
+            found = [highest_that_fits(form) for form in forms if (form.codec in LOSSLESS) == lossless]
+            tried += found
+            fitting = [form for form in found if size(form) <= budget]
+            for best in sorted(fitting, key=size if lossless else error):
+                for quality in range(best.quality, qualities(best)[0] - 1, -1):  # all may take more than a few do
+                    config = replace(best, quality=quality)
+                    if size(config, images.encode(torch.arange(len(images)), config)) <= budget:
+                        return searched_settings(config)
+        return searched_settings(min(tried, key=size))
 
     def replay(
         self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device
@@ -219,6 +234,17 @@ class Given:
             )
         return found
 
+    def forms(self, chosen: Mapping[str, Any]) -> list[ImagesConfig]:
+        """What a budget may be spent on, in any quality: all but what the caller chose otherwise."""
+        found = list[ImagesConfig]()
+        for codec in [self.config.codec] if "codec" in chosen else CODECS:
+            colours = codec == "jpeg" and self.images.shape[0] > 1 and "subsampling" not in chosen
+            found += [
+                replace(self.config, codec=codec, subsampling=subsampling)
+                for subsampling in (SUBSAMPLINGS if colours else (self.config.subsampling,))
+            ]
+        return found
+
     def after(self, start: Earlier, job: Job) -> Given:
         """The same, behind what an earlier recording holds."""
         if start.recorder != "images" or start.shape != job.source.shape:
@@ -239,6 +265,10 @@ class Given:
 
     def network(self, job: Job) -> Network:
         return Network(self.trunk, self.config, job.source.shape, job.device)
+
+
+def searched_settings(config: ImagesConfig) -> dict[str, Any]:
+    return {"codec": config.codec, "quality": config.quality, "subsampling": config.subsampling}
 
 
 def check_belonging(job: Job, images: Originals, network: Network) -> None:
