@@ -31,8 +31,9 @@ from krnet.errors import (
     TensorShapeError,
 )
 from krnet.features import open_features
-from krnet.quantize import Tables
+from krnet.quantize import MAX_ALPHABET, Tables
 from krnet.recorders import _features, _numbers, pca, transform
+from krnet.recorders._coded import SEARCHED
 from krnet.recorders.base import Job, choose
 from krnet.samples import Samples
 from krnet.scan import normalise, scan
@@ -308,6 +309,50 @@ def test_the_cosine_transform_is_orthonormal_and_begins_with_the_mean():
         matrix = transform.dct(size)
         assert torch.allclose(matrix @ matrix.T, torch.eye(size), atol=1e-6)
         assert torch.allclose(matrix[0], torch.full((size,), size**-0.5))
+
+
+# ------------------------------------------------------------------ budgets beyond what any step can use
+
+
+def num_symbols(recording: krnet.Recording) -> int:
+    """From the lowest to the highest of all tables."""
+    kept = archive.open_archive(recording.path)
+    first, sizes = (kept.tensor(f"coded.{name}").long() for name in ("first", "sizes"))
+    return int((first + sizes).max() - first.min())
+
+
+def with_an_unseen_outlier() -> torch.Tensor:
+    """A sample whose numbers are the widest by far, and which is not among those that a search looks at."""
+    features = torch.rand(1500, 2, 3, 3, generator=torch.Generator().manual_seed(0))
+    assert 2 not in _numbers.evenly(1500, SEARCHED)
+    features[2] = 1
+    return features
+
+
+@every_recorder
+@pytest.mark.parametrize("wanted", [{"budget": "1MB"}, {"target_r2": 0.99999999}], ids=str)
+def test_more_than_any_step_can_use_gives_the_finest_step_for_all_samples(recorder, wanted):
+    recording = krnet.record(with_an_unseen_outlier(), recorder=recorder, **wanted)
+    assert 0.98 * MAX_ALPHABET < num_symbols(recording) <= MAX_ALPHABET
+    assert recording.nbytes <= 1_000_000 and recording.info()["r2"] > 0.99999
+
+
+def test_a_step_that_is_too_fine_once_it_is_rounded_is_made_coarser():
+    features = relu_maps(60, (4, 4, 4), seed=1)[0].half()  # 4,097 symbols with the step that a search ends at
+    recording = krnet.record(features, recorder="pca", budget="300kB")
+    assert 0.98 * MAX_ALPHABET < num_symbols(recording) <= MAX_ALPHABET
+
+
+def test_samples_so_wide_that_symbols_would_overflow_lead_to_a_coarser_step(monkeypatch):
+    monkeypatch.setattr(_numbers, "MAX_SYMBOL", 2200)  # as if the outlier were far wider
+    recording = krnet.record(with_an_unseen_outlier(), recorder="transform", budget="1MB")
+    assert 2000 < num_symbols(recording) <= MAX_ALPHABET
+
+
+@every_recorder
+def test_a_given_step_that_is_too_fine_is_refused_whatever_the_budget(recorder):
+    with pytest.raises(SettingError, match=r"step is 1e-05, which gives \d+ different values; expected at most 4096"):
+        krnet.record(with_an_unseen_outlier(), recorder=recorder, step=1e-5, budget="1MB")
 
 
 # ------------------------------------------------------------------ what makes no sense

@@ -11,9 +11,11 @@ from torch import Tensor
 
 import krnet
 from forge import rewrite_metadata
-from krnet import archive
+from krnet import archive, learning
 from krnet.errors import BudgetError, InputError, NotARecordingError, SettingError
+from krnet.quantize import MAX_ALPHABET
 from krnet.recorders.base import choose
+from learning_tools import settings_for, small_digits, small_tasks
 from maps import relu_maps
 
 SHAPE = (6, 8, 8)
@@ -172,6 +174,58 @@ def test_a_budget_that_old_samples_fill_is_refused(starts, recorder, tmp_path):
 def test_a_budget_larger_than_needed_changes_nothing(starts, recorder):
     grown = [krnet.record(*maps(), recorder=recorder, start=starts[recorder], budget=b) for b in (None, "1MB")]
     assert torch.equal(grown[0][:], grown[1][:])
+
+
+# ------------------------------------------------------------------ as many symbols as tables may have
+
+
+def num_symbols(recording: krnet.Recording) -> int:
+    """From the lowest to the highest of all tables."""
+    kept = archive.open_archive(recording.path)
+    first, sizes = (kept.tensor(f"coded.{name}").long() for name in ("first", "sizes"))
+    return int((first + sizes).max() - first.min())
+
+
+def narrow_then_wide() -> Tensor:
+    """300 maps with one value each that is not 0, then 20 that are full: within the same range, and 19 times as far."""
+    generator = torch.Generator().manual_seed(0)
+    features = torch.zeros(320, 6 * 8 * 8)
+    features[torch.arange(300), torch.randperm(384, generator=generator)[:300]] = torch.linspace(0.1, 1, 300)
+    features[300:] = torch.rand(20, 1, generator=generator) * 0.2 + 0.8
+    return features.view(-1, *SHAPE)
+
+
+@pytest.mark.parametrize("recorder", ["transform", "pca"])
+def test_a_recording_that_fills_its_tables_takes_wider_samples_at_their_ends(recorder, tmp_path):
+    features, out = narrow_then_wide(), tmp_path / "x.krn"
+    start = krnet.record(features[:300], recorder=recorder, budget="20MB")
+    assert num_symbols(start) > 0.98 * MAX_ALPHABET
+    for wanted in ({}, {"budget": "20MB"}):
+        grown = krnet.record(features, recorder=recorder, start=start, out=out, **wanted)
+        assert num_symbols(grown) <= MAX_ALPHABET and torch.equal(grown[:300], start[:])
+        # They come back as far as the symbols go, and the file says how bad that is.
+        error = (grown[:] - features).square()
+        assert error[300:].mean() > 0.01 and grown[300:].mean() > start[:].mean()
+        assert grown.info()["mse"] == pytest.approx(error.mean().item(), rel=0.01)
+        assert krnet.verify(out, features)["same_features"]
+
+
+@pytest.mark.parametrize("recorder", ["transform", "pca"])
+def test_a_file_with_room_leaves_symbols_for_wider_samples(recorder):
+    features, labels = maps()
+    wider = features.clone()
+    wider[250:] = (1.5 * wider[250:]).minimum(features[:250].amax((0, 2, 3))[:, None, None])
+    start = krnet.record(wider[:250], labels[:250], recorder=recorder, budget="20MB", room=600)
+    assert 0.98 * MAX_ALPHABET / 2 < num_symbols(start) <= MAX_ALPHABET / 2
+    grown = krnet.record(wider, labels, recorder=recorder, budget="20MB", room=600, start=start)
+    assert num_symbols(start) < num_symbols(grown) < MAX_ALPHABET  # with some to spare: nothing was cut
+    assert torch.equal(grown[:250], start[:])
+
+
+def test_kril_with_more_bytes_than_it_can_use_ends_all_its_tasks(tmp_path):
+    settings = {**settings_for("kril"), "base_epochs": 2, "epochs": 2, "recorder": "transform", "budget": 20_000_000}
+    run = learning.learn("kril", small_digits(), small_tasks(), out=tmp_path / "run", settings=settings, device="cpu")
+    assert len(run["accuracy_matrix"]) == 3
 
 
 # ------------------------------------------------------------------ what is refused

@@ -51,10 +51,13 @@ def whole(digits, tmp_path_factory) -> tuple[Path, dict[str, Any]]:
 # ------------------------------------------------------------------ KRIL
 
 
-@pytest.mark.parametrize(("single", "crop"), [(False, None), (True, None), (False, 6)])
-def test_lossless_images_are_replayed_as_the_real_features_in_their_order(digits, tmp_path, single, crop):
+@pytest.mark.parametrize(
+    ("single", "crop", "codec"),
+    [(False, None, "png"), (True, None, "png"), (False, 6, "png"), (True, None, "webp-lossless")],
+)
+def test_lossless_images_are_replayed_as_the_real_features_in_their_order(digits, tmp_path, single, crop, codec):
     data = digits if crop is None else replace(digits, pad=0, crop=crop)
-    learner = make(data, tmp_path, recorder="images", recorder_settings="codec=png", single=single, **QUICK)
+    learner = make(data, tmp_path, recorder="images", recorder_settings=f"codec={codec}", single=single, **QUICK)
     for task in range(3):
         run_task(learner, task, tmp_path)
         learner.model.eval()
@@ -84,7 +87,7 @@ def test_all_recordings_together_keep_the_budget(digits, tmp_path, monkeypatch, 
         run_task(learner, task, tmp_path)
         assert sum(learner.storage_bytes().values()) <= budget
     last = api.open(learner._files(2)[-1]).settings
-    assert (last["codec"] == "png") == (budget == 60_000)
+    assert (last["codec"] in _encoded.LOSSLESS) == (budget == 60_000)
 
 
 def test_images_are_as_good_to_learn_from_as_real_features_and_take_less(digits, whole, tmp_path):
@@ -194,6 +197,19 @@ def test_images_are_recorded_verified_and_replayed_with_a_trunk_from_a_file(file
 
 def test_a_budget_is_kept_on_the_command_line(files, tmp_path):
     assert recorded(files, tmp_path / "x.krn", "--budget", "14kB").stat().st_size <= 14_000
+
+
+def test_colours_and_lossless_webp_are_asked_for_on_the_command_line_and_in_bench_rate(files, tmp_path):
+    fine = recorded(files, tmp_path / "fine.krn", "--set", "subsampling=444")
+    lossless = recorded(files, tmp_path / "lossless.krn", "--set", "codec=webp-lossless")
+    assert krnet.open(fine).settings["subsampling"] == 444
+    assert krnet.open(lossless).settings["codec"] == "webp-lossless" and krnet.open(lossless).info()["r2"] > 0.99999
+    found = json.loads(krnet_says(
+        "bench", "rate", files / "features.npy", "-o", tmp_path / "rate", "--budgets", "20kB", "--recorders",
+        "images:codec=jpeg:subsampling=444", "--images", files / "images.npy", "--trunk", files / "script.pt", *SET,
+        "--device", "cpu", "--json", "-q",
+    ).stdout)  # fmt: skip
+    assert krnet.open(tmp_path / "rate" / found["points"][0]["file"]).settings["subsampling"] == 444
 
 
 def test_what_is_missing_or_wrong_is_named(files, tmp_path):

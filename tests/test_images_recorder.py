@@ -98,24 +98,47 @@ def job_for(**more) -> Job:
 # ------------------------------------------------------------------ what comes back
 
 
-def test_png_gives_back_the_very_features():
+@pytest.mark.parametrize("codec", _encoded.LOSSLESS)
+def test_lossless_codecs_give_back_the_very_features(codec):
     features = given()["features"]
-    recording = record(codec="png")
+    recording = record(codec=codec)
     assert torch.allclose(recording[:], features, atol=1e-5)
     assert recording.info()["r2"] > 0.99999
 
 
 @pytest.mark.parametrize("codec", ["jpeg", "webp"])
 def test_features_are_those_of_images_decoded_by_pillow(codec):
-    """The slow, obvious way: every image saved and loaded on its own."""
-    images, trunk = make_images(), make_trunk()
     recording = record(codec=codec, quality=60)
+    expected = through_pillow(codec, quality=60, **({"method": 6} if codec == "webp" else {}))
+    assert torch.allclose(recording[:], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("subsampling", [420, 444])
+def test_colours_of_a_jpeg_are_subsampled_as_asked(subsampling):
+    recording = record(quality=60, subsampling=subsampling)
+    expected = through_pillow("jpeg", quality=60, subsampling=":".join(str(subsampling)))
+    assert torch.allclose(recording[:], expected, atol=1e-5)
+
+
+def through_pillow(codec: str, **options) -> torch.Tensor:
+    """The slow, obvious way: every image saved and loaded on its own."""
     decoded = []
-    for image in images.permute(0, 2, 3, 1).numpy():
+    for image in make_images().permute(0, 2, 3, 1).numpy():
         target = io.BytesIO()
-        Image.fromarray(image).save(target, codec, quality=60, **({"method": 6} if codec == "webp" else {}))
+        Image.fromarray(image).save(target, codec, **options)
         decoded.append(torch.from_numpy(np.array(Image.open(target).convert("RGB"))).permute(2, 0, 1))
-    assert torch.allclose(recording[:], features_of(torch.stack(decoded), trunk), atol=1e-5)
+    return features_of(torch.stack(decoded), make_trunk())
+
+
+@pytest.mark.parametrize("codec", _encoded.CODECS)
+def test_grey_images_come_back_in_every_codec_and_have_no_colours_to_subsample(codec):
+    images = make_images(5, channels=1)
+    coarse, fine = (_encoded.ImagesConfig(codec=codec, quality=95, subsampling=s) for s in (420, 444))
+    for image in images:
+        content = _encoded.encode_image(image.permute(1, 2, 0).contiguous().numpy(), coarse)
+        assert content == _encoded.encode_image(image.permute(1, 2, 0).contiguous().numpy(), fine)
+        decoded = _encoded.decode_image(content, codec, (1, 16, 16))
+        assert (decoded.int() - image.int()).abs().max() <= (0 if codec in _encoded.LOSSLESS else 30)
 
 
 def test_a_file_is_opened_with_its_trunk_and_replays_the_same(kept):
@@ -202,6 +225,77 @@ def test_webp_images_leave_their_container_and_come_back_as_they_were(quality):
     assert found.tensor("start").numel() >= 7
 
 
+def test_lossless_webp_images_leave_their_container_and_come_back_as_they_were():
+    for size in (15, 16):
+        for image in make_images(12, size=size).permute(0, 2, 3, 1).contiguous().numpy():
+            target = io.BytesIO()
+            Image.fromarray(image).save(target, "webp", lossless=True)
+            packed = _encoded.pack_webp(target.getvalue(), "webp-lossless")
+            assert _encoded.unpack_webp(packed, "webp-lossless") == target.getvalue()
+            assert len(packed) <= len(target.getvalue()) - 20
+    assert record(codec="webp-lossless").tensor("start").numel() >= 5  # signature and size
+
+
+def photos(num: int = 30, size: int = 32) -> torch.Tensor:
+    """Images whose channels have their noise in common, as those of photos nearly do."""
+    noise = torch.randn(num, 1, size, size, generator=torch.Generator().manual_seed(1))
+    return (make_images(num, size=4 * size)[:, :, ::4, ::4] * 0.7 + 30 + 10 * noise).clamp(0, 255).to(torch.uint8)
+
+
+def record_these(images: torch.Tensor, **more) -> krnet.Recording:
+    return record(features=features_of(images, make_trunk()), images=images, **more)
+
+
+def test_lossless_webp_takes_less_than_png_of_photos():
+    webp, png = (record_these(photos(), codec=codec).nbytes for codec in ("webp-lossless", "png"))
+    assert webp < 0.95 * png
+
+
+def test_colours_of_every_pixel_take_more_bytes_and_give_a_better_replay():
+    coarse, fine = (record(quality=95, subsampling=subsampling).info() for subsampling in (420, 444))
+    assert coarse["bytes"] < fine["bytes"] and coarse["r2"] < fine["r2"]
+
+
+def colourful(num: int = 60, size: int = 16) -> torch.Tensor:
+    """Images whose colours change from pixel to pixel: 4:2:0 loses nearly all of that."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(40, 216, (num, 3, size, size), generator=generator, dtype=torch.uint8)
+
+
+def budget_for(images: torch.Tensor, budget: int, **more) -> dict:
+    trunk = make_trunk()
+    return choose("images").for_budget(
+        job_for(features=features_of(images, trunk), images=images, trunk=trunk, **more), budget
+    )
+
+
+def test_a_budget_is_spent_on_the_colours_of_every_pixel_where_these_matter():
+    images = colourful()
+    settings = budget_for(images, 45_000)
+    assert (settings["codec"], settings["subsampling"]) == ("jpeg", 444)
+    coarse = budget_for(images, 45_000, subsampling=420)
+    assert coarse["subsampling"] == 420
+    fine, coarse = (record_these(images, **chosen).info() for chosen in (settings, coarse))
+    assert fine["bytes"] <= 45_000 and fine["r2"] > coarse["r2"] + 0.1
+
+
+def test_a_budget_is_spent_on_the_smaller_lossless_form_where_it_fits_and_no_quality_is_searched(monkeypatch):
+    tried, right = set(), _encoded.encode_image
+    monkeypatch.setattr(_encoded, "encode_image", lambda image, config: tried.add(config.codec) or right(image, config))
+    for images, smaller in ((photos(), "webp-lossless"), (make_images(), "png")):  # tiny ones favour png
+        whole = record_these(images, codec=smaller).nbytes
+        tried.clear()
+        assert budget_for(images, whole + 2000)["codec"] == smaller and tried == set(_encoded.LOSSLESS)
+        assert budget_for(images, whole - 2000)["codec"] not in _encoded.LOSSLESS
+
+
+def test_settings_that_are_given_are_not_searched():
+    for chosen in ({"codec": "png"}, {"codec": "webp-lossless"}, {"codec": "jpeg", "quality": 33},
+                   {"codec": "jpeg", "subsampling": 444}, {"codec": "webp"}):  # fmt: skip
+        for budget in (100, 10**7):
+            assert chosen.items() <= choose("images").for_budget(job_for(**chosen), budget).items()
+
+
 @pytest.mark.parametrize("budget", [14_000, 18_000])
 def test_a_budget_is_met_and_nearly_used(budget, tmp_path, monkeypatch):
     monkeypatch.setattr(recorder, "TRIED", 30)
@@ -215,9 +309,9 @@ def test_a_budget_is_met_and_nearly_used(budget, tmp_path, monkeypatch):
         assert info["r2"] > record(**alone).info()["r2"] - 0.01
 
 
-def test_a_budget_too_small_for_any_quality_gives_the_smallest_and_png_is_taken_where_it_fits():
+def test_a_budget_too_small_for_any_quality_gives_the_smallest_and_lossless_is_taken_where_it_fits():
     assert choose("images").for_budget(job_for(), 100)["quality"] == 1
-    assert choose("images").for_budget(job_for(), 10**7)["codec"] == "png"
+    assert choose("images").for_budget(job_for(), 10**7)["codec"] in _encoded.LOSSLESS
 
 
 # ------------------------------------------------------------------ from an earlier recording to more images
@@ -241,6 +335,35 @@ def test_images_of_an_earlier_recording_are_kept_byte_for_byte_in_the_same_quali
     assert torch.allclose(alone[60:], more[60:], atol=1e-5) and alone.info()["r2"] > 0.97
 
 
+def test_a_file_from_before_there_was_subsampling_opens_and_is_grown_byte_for_byte(own, kept):
+    rewrite_metadata(own, lambda metadata: metadata["settings"].pop("subsampling"))
+    old = krnet.open(own, trunk=make_trunk())
+    assert "subsampling" not in old.settings
+    assert torch.allclose(old[:], krnet.open(kept, trunk=make_trunk())[:], atol=1e-5)
+    more = grow(own)
+    held, earlier = (_encoded.Encoded.read(r.settings, r, len(r)) for r in (more, old))
+    assert [held.content(i) for i in range(60)] == [earlier.content(i) for i in range(60)]
+
+
+def test_without_a_budget_nothing_but_what_was_the_default_is_made():
+    config = _encoded.ImagesConfig()
+    assert (config.codec, config.quality, config.subsampling) == ("jpeg", 90, 420)
+    for image in make_images(3).permute(0, 2, 3, 1).contiguous().numpy():
+        target = io.BytesIO()
+        Image.fromarray(image).save(target, "jpeg", quality=90)
+        assert _encoded.encode_image(image, config) == target.getvalue()
+
+
+def test_other_colours_are_another_encoding_and_what_a_codec_does_not_use_is_not():
+    def encoding(**settings) -> tuple:
+        return _encoded.ImagesConfig(**settings).encoding
+
+    assert encoding(subsampling=444) != encoding(subsampling=420) != encoding(quality=80)
+    assert encoding(codec="webp", subsampling=444) == encoding(codec="webp")
+    for codec in _encoded.LOSSLESS:
+        assert encoding(codec=codec, subsampling=444, quality=3) == encoding(codec=codec)
+
+
 def test_in_another_quality_decoded_images_are_encoded_again(kept):
     more = grow(kept, quality=50)
     decoded = _encoded.Encoded.read(krnet.open(kept).settings, krnet.open(kept), 60).images(torch.arange(60))
@@ -255,7 +378,7 @@ def test_a_budget_holds_for_old_and_new_images_together(kept, tmp_path, budget, 
     monkeypatch.setattr(recorder, "TRIED", 30)
     info = grow(kept, out=tmp_path / "x.krn", budget=budget).info()
     assert (tmp_path / "x.krn").stat().st_size <= budget
-    assert (info["settings"]["codec"] == "png") == (budget == 60_000)
+    assert (info["settings"]["codec"] in _encoded.LOSSLESS) == (budget == 60_000)
 
 
 @pytest.mark.parametrize(
@@ -319,6 +442,7 @@ def test_a_trunk_for_a_recording_that_needs_none_is_refused(tmp_path):
         ({"images": torch.zeros(60, 5, 9, 9, dtype=torch.uint8)}, "expected 1 or 3 channels"),
         ({"trunk": make_trunk()[:3]}, r"makes features of \(8, 8, 8\); the recorded ones are \(8, 4, 4\)"),
         ({"mean": (1.0, 2.0)}, "mean is .*the images have 3 channels"), ({"std": (0.0,) * 3}, "std is 0.0"),
+        ({"subsampling": 422}, "subsampling is 422"),
         ({"codec": "gif"}, "codec is 'gif'"), ({"quality": 0}, "quality is 0"), ({"quality": 101}, "quality is 101"),
         ({"qualty": 3}, "did you mean 'quality'"), ({"head": nn.Identity()}, "head is given"),
     ],
@@ -361,7 +485,8 @@ def test_tensors_that_do_not_fit_together_are_refused(own, name, change, error):
 @pytest.mark.parametrize(
     "changes",
     [{"image_shape": None}, {"image_shape": [3, 16]}, {"image_shape": [2, 16, 16]}, {"image_shape": [3, 10**6, 16]},
-     {"trunk": None}, {"codec": "gif"}, {"quality": "x"}, {"mean": [1, 2]}, {"std": [0]}, {"more": 1}],
+     {"trunk": None}, {"codec": "gif"}, {"quality": "x"}, {"subsampling": "4:2:0"}, {"mean": [1, 2]}, {"std": [0]},
+     {"more": 1}],
     ids=str,
 )  # fmt: skip
 def test_settings_that_no_recorder_writes_are_refused(own, changes):
@@ -372,7 +497,7 @@ def test_settings_that_no_recorder_writes_are_refused(own, changes):
 
 def test_images_of_another_size_or_codec_than_said_are_refused(own):
     original = own.read_bytes()
-    for changes in ({"image_shape": [3, 8, 8]}, {"codec": "png"}):
+    for changes in ({"image_shape": [3, 8, 8]}, {"codec": "png"}, {"codec": "webp-lossless"}):
         own.write_bytes(original)
         rewrite_metadata(own, lambda metadata, changes=changes: metadata["settings"].update(changes))
         with pytest.raises(NotARecordingError, match="does not decode"):

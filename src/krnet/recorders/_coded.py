@@ -41,7 +41,6 @@ from krnet.recorders.base import Content, Job, Recorder, TensorStore, planned_ov
 from krnet.samples import Samples
 
 SEARCHED = 1024  # rows from which sizes are guessed
-HEADROOM = 2  # times the symbols of the samples at hand that a table may have, where more are still to come
 
 
 class CodedRecorder(Recorder):
@@ -50,6 +49,9 @@ class CodedRecorder(Recorder):
     config_class: ClassVar[type[CodedConfig]]
     fast_is_exact = True
     grows = True
+    headroom: ClassVar[int] = 2
+    """Of the symbols that tables may have, samples at hand take one part in so many where others are to come, which
+    may have wider numbers."""
 
     def learn(self, job: Job, config: Any) -> Any:
         """What the basis is made of, and takes long to find: the same for every step."""
@@ -139,8 +141,11 @@ class CodedRecorder(Recorder):
         while True:
             try:
                 content = self.fit(replace(job, settings={**given, "step": step}))
-                if job.num_planned > len(job.source):
-                    _keep_headroom(content, step)
+                first, sizes = (content.tensors[PREFIX + name].long() for name in ("first", "sizes"))
+                num_symbols = int((first + sizes).max() - first.min())
+                most = MAX_ALPHABET // (self.headroom if job.num_planned > len(job.source) else 1)
+                if num_symbols > most:
+                    raise too_fine(step, num_symbols, most)
                 return step, planned_bytes(job, content, PREFIX)
             except TooFineError as error:
                 step = float(f"{max(error.coarser, 1.0005 * step):.5g}")
@@ -157,11 +162,3 @@ class CodedRecorder(Recorder):
         basis = self.restore(samples, config, store, low, high)
         coded = CodedNumbers.load(store, PREFIX, samples.num_samples, basis.num_columns, config.block_size)
         return CodedReplayer(Reader(coded, config, device), basis, samples, low, high)
-
-
-def _keep_headroom(content: Content, step: float) -> None:
-    """Samples that are still to come may need symbols that those at hand do not."""
-    first, sizes = (content.tensors[PREFIX + name].long() for name in ("first", "sizes"))
-    found, most = int((first + sizes).max() - first.min()), MAX_ALPHABET // HEADROOM
-    if found > most:
-        raise too_fine(step, found, most)

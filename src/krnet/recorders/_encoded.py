@@ -36,7 +36,7 @@ CHUNK_BYTES = 64 << 20  # of float images in hand
 @dataclass(frozen=True, kw_only=True)
 class ImagesConfig:
     codec: str = "jpeg"
-    """jpeg, webp (both lossy), webp-lossless or png (lossless, and the larger one)."""
+    """jpeg, webp (both lossy), webp-lossless or png (both lossless; png is the smaller of tiny images only)."""
     quality: int = 90
     """Of jpeg and webp, 1 to 100."""
     subsampling: int = 420

@@ -155,10 +155,9 @@ class CodedGrowth(Growth):
             return numbers
         below = min(below, max(spare // 2, spare - above))
         ends = np.array([lowest - below, highest + spare - below])
-        low, high = (
-            ends + np.sign(ends) * (config.dead_zone - 0.5)
-        ) * config.step  # the middle of a bin, whatever rounds
-        return replace(numbers, read=lambda rows: numbers.read(rows).clamp(float(low), float(high)))
+        # To the middle of the last bins: no rounding takes it out of them.
+        low, high = ((ends + np.sign(ends) * (config.dead_zone - 0.5)) * config.step).tolist()
+        return replace(numbers, read=lambda rows: numbers.read(rows).clamp(low, high))
 
     @cached_property
     def _range(self) -> Tensor:

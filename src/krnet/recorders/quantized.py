@@ -51,6 +51,7 @@ class QuantizedRecorder(CodedRecorder):
     config_class = QuantizedConfig
     setting_names = frozenset(f.name for f in fields(QuantizedConfig))
     variants = ("centroid=0.5",)  # less R2, and far more that a classifier gets right
+    headroom = 1  # new values never leave the channels' range
 
     def basis(self, job: Job, config: QuantizedConfig, learned: Any) -> tuple[Values, QuantizedConfig]:
         low, high = (edge.to(job.device) for edge in (job.stats.low, job.stats.high))
