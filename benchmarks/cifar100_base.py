@@ -159,7 +159,7 @@ def main():
     parser.add_argument("--data-dir", required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--epochs", type=int, default=160)
-    parser.add_argument("--limit", type=int, help="use only so many training images")
+    parser.add_argument("--limit", type=int, help="use only so many images, for training and for testing")
     parser.add_argument("--network", type=Path, help="skip the training: read this network.safetensors")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -170,7 +170,7 @@ def main():
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     order = np.random.RandomState(1993).permutation(100).tolist()
     images, labels = (t[: args.limit].to(device) for t in load_split(args.data_dir, "train", order[:50]))
-    tests, truths = (t.to(device) for t in load_split(args.data_dir, "test", order[:50]))
+    tests, truths = (t[: args.limit].to(device) for t in load_split(args.data_dir, "test", order[:50]))
 
     trunk, head = resnet32(50)
     started = time.perf_counter()
