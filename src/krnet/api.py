@@ -6,7 +6,6 @@ features, labels -> record -> OUT.krn -> open -> Recording
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -32,10 +31,10 @@ from krnet.errors import (
     InputError,
     NonFiniteLossError,
     ProbeError,
-    ResumeError,
 )
 from krnet.features import check_labels, open_features
 from krnet.files import refuse_overwriting
+from krnet.finished import check_finished
 from krnet.metrics import fidelity
 from krnet.parallel import pick_device
 from krnet.recorders import autoencoder as _autoencoder  # noqa: F401  registers itself
@@ -137,8 +136,8 @@ def record(
     if resume and path.exists():
         # Features in memory may have been made anew, and a GPU rounds as it likes; those of a file are what they were.
         digest = scan(source).digest if isinstance(features, str | os.PathLike) else None
-        finished = _finished(path, samples, chosen, fit, None if over_budget else limit, own, digest)
-        return open(path, finished.device, trunk=settings["trunk"]) if "trunk" in settings else finished
+        check_finished(path, samples, chosen, own, digest, None if over_budget else limit)
+        return open(path, pick_device(fit.device), trunk=settings.get("trunk"))
     stats = scan(source)
     job = Job(
         source=source,
@@ -354,45 +353,6 @@ def _remove_folder(folder: str, owner: int) -> None:
 
 def _checkpoint_path(path: Path) -> Path:
     return path.with_name(path.name + ".ckpt")
-
-
-def _finished(
-    path: Path,
-    samples: Samples,
-    recorder: Recorder,
-    fit: FitConfig,
-    budget: int | None,
-    settings: Mapping[str, Any],
-    digest: str | None,
-) -> Recording:
-    """A recording that is there already, if it is of these samples, with these settings."""
-    recording = open(path, pick_device(fit.device))
-    info = recording.info()
-    plain = settings.keys() - {"images", "trunk"}  # which a recording has checks of its own for
-    held = {name: info["settings"][name] for name in plain if name in info["settings"]}
-    found = {"recorder": info["recorder"], "samples": len(recording), "shape": recording.shape, **held}
-    expected = {"recorder": recorder.name, "samples": samples.num_samples, "shape": samples.shape}
-    expected |= {name: json.loads(json.dumps(settings[name])) for name in held}
-    if budget is not None and info["fit"].get("budget") is not None:
-        found["budget"], expected["budget"] = info["fit"]["budget"], budget
-    nobodys = torch.zeros(0)
-    found["labels"], expected["labels"] = "others", "others"
-    if not torch.equal(*(nobodys if labels is None else labels for labels in (samples.labels, recording.labels))):
-        expected["labels"] = "as given"
-    if digest is not None:
-        found["features"], expected["features"] = archive.open_archive(path).metadata["features"], digest
-    for name, value in expected.items():
-        if found[name] != value:
-            raise ResumeError(
-                f"{path}: a finished recording, {name} {found[name]}; this one is to have {name} {value}. "
-                f"Choose another output, or record without resume to replace it"
-            )
-    if budget is not None and recording.nbytes > budget:
-        raise ResumeError(
-            f"{path}: a finished recording of {recording.nbytes} bytes; the budget is {budget}. Choose another output, "
-            f"or record without resume to replace it"
-        )
-    return recording
 
 
 def _version() -> str:

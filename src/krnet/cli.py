@@ -26,6 +26,7 @@ from krnet.errors import InputError, KrnetError
 from krnet.options import (
     GEOMETRY,
     Device,
+    FeaturesFile,
     Images,
     Json,
     Key,
@@ -124,12 +125,7 @@ def plan(
 
 @app.command(short_help="Features to a recording file.", epilog=list_settings(FitConfig, NetworkConfig))
 def record(
-    features: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FEATURES", help="Feature maps (N, ...) as .npy .npz .safetensors .h5 .zarr.", show_default=False
-        ),
-    ],
+    features: FeaturesFile,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="OUT.krn", help="File to write.", show_default=False)],
     labels: Annotated[
         Path | None,

@@ -10,7 +10,7 @@ import typer
 from krnet import tables, typed
 from krnet.budget import parse_sizes
 from krnet.config import PRESETS, FitConfig
-from krnet.options import Device, Images, Json, Key, Quiet, Trunk, fit_option, set_option
+from krnet.options import Device, FeaturesFile, Images, Json, Key, Quiet, Trunk, fit_option, set_option
 from krnet.tables import say
 
 bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure, on this machine and in one run.")
@@ -55,12 +55,7 @@ def speed(
 
 @bench.command(short_help="Bytes against R2 and replay accuracy, for every recorder.")
 def rate(
-    features: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FEATURES", help="Feature maps (N, ...) as .npy .npz .safetensors .h5 .zarr.", show_default=False
-        ),
-    ],
+    features: FeaturesFile,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder to write to.", show_default=False)],
     labels: Annotated[
         Path | None,

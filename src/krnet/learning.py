@@ -19,20 +19,21 @@ import pkgutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from krnet import archive, learners, ledger, parallel
-from krnet.config import check_int, unknown_setting
+from krnet.config import check_int
 from krnet.data import DataSet
 from krnet.descent import Saving
 from krnet.errors import RecordingError, ResumeError, SettingError
 from krnet.files import AnyPath, atomic_write, make_folder, working_in
 from krnet.header import RESTORE
 from krnet.learners import base
+from krnet.learners.settings import settings_of as settings_of
 from krnet.protocol import TaskSplit
 from krnet.scores import scores, storage
 from krnet.training import Status
@@ -343,48 +344,6 @@ def _summary(learner: base.Learner, progress: Progress, data: DataSet) -> dict[s
 
 def _digest(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=list).encode()).hexdigest()[:16]
-
-
-def defaults_for(data: DataSet, method: str) -> dict[str, Any]:
-    """Settings that follow from the size of the images, where the learners' own are for CIFAR's 32 pixels.
-
-    Those for large images are the references' for ImageNet-Subset: LUCIR's repository has them for iCaRL, too.
-    """
-    size = max(data.image_shape[1:])
-    if size <= 16:
-        return {"backbone": "resnet8", "fixed_layers": 5, "base_epochs": 20, "epochs": 20, "batch_size": 64}
-    if size <= 32:
-        return {}
-    common = {"backbone": "resnet18-small", "fixed_layers": 13, "base_epochs": 100, "epochs": 100}
-    if size <= 96:
-        return common
-    lucir = {"base_epochs": 90, "epochs": 90, "drops": (1 / 3, 2 / 3), "weight_decay": 1e-4}
-    own: dict[str, dict[str, Any]] = {
-        "kril": {"gamma": 5e-4},
-        "icarl": lucir,
-        "lucir": {**lucir, "less_forget": 10.0},
-        "gfr": {"epochs": 101, "later_drops": (0.99,), "gan_epochs": 201, "gan_drops": (0.995,)},
-    }
-    return {**common, "backbone": "resnet18", **own.get(method, {})}
-
-
-def settings_of(
-    methods: Sequence[str], given: Mapping[str, Any], data: DataSet, preset: str | None = None
-) -> dict[str, dict[str, Any]]:
-    """What each method is given of the caller's settings: those that it has. One that none has is refused.
-
-    preset  settings to start from, of the methods that have some of that name (gfr: own)
-    """
-    presets = {m: base.choose(m).presets for m in methods}
-    if preset is not None and not any(preset in found for found in presets.values()):
-        known_presets = sorted({name for found in presets.values() for name in found})
-        raise SettingError(f"preset is {preset!r}; these methods have {', '.join(known_presets) or 'none'}")
-    known = {m: {f.name for f in fields(base.choose(m).config_class)} for m in methods}
-    for name in given:
-        if not any(name in names for names in known.values()):
-            raise unknown_setting(name, set().union(*known.values()))
-    merged = {m: {**defaults_for(data, m), **presets[m].get(preset or "", {}), **given} for m in methods}
-    return {m: {k: v for k, v in merged[m].items() if k in known[m]} for m in methods}
 
 
 def learn_all(

@@ -95,4 +95,10 @@ Trunk = Annotated[
         show_default="none",
     ),
 ]
+FeaturesFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="FEATURES", help="Feature maps (N, ...) as .npy .npz .safetensors .h5 .zarr.", show_default=False
+    ),
+]
 RecordingFile = Annotated[Path, typer.Argument(metavar="FILE.krn", help="A recording.", show_default=False)]

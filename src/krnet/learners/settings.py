@@ -1,0 +1,54 @@
+"""The settings that a method gets: its own, those that follow from the data, a preset's, and the caller's above all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from krnet.config import unknown_setting
+from krnet.data import DataSet
+from krnet.errors import SettingError
+from krnet.learners import base
+
+
+def defaults_for(data: DataSet, method: str) -> dict[str, Any]:
+    """Settings that follow from the size of the images, where the learners' own are for CIFAR's 32 pixels.
+
+    Those for large images are the references' for ImageNet-Subset: LUCIR's repository has them for iCaRL, too.
+    """
+    size = max(data.image_shape[1:])
+    if size <= 16:
+        return {"backbone": "resnet8", "fixed_layers": 5, "base_epochs": 20, "epochs": 20, "batch_size": 64}
+    if size <= 32:
+        return {}
+    common = {"backbone": "resnet18-small", "fixed_layers": 13, "base_epochs": 100, "epochs": 100}
+    if size <= 96:
+        return common
+    lucir = {"base_epochs": 90, "epochs": 90, "drops": (1 / 3, 2 / 3), "weight_decay": 1e-4}
+    own: dict[str, dict[str, Any]] = {
+        "kril": {"gamma": 5e-4},
+        "icarl": lucir,
+        "lucir": {**lucir, "less_forget": 10.0},
+        "gfr": {"epochs": 101, "later_drops": (0.99,), "gan_epochs": 201, "gan_drops": (0.995,)},
+    }
+    return {**common, "backbone": "resnet18", **own.get(method, {})}
+
+
+def settings_of(
+    methods: Sequence[str], given: Mapping[str, Any], data: DataSet, preset: str | None = None
+) -> dict[str, dict[str, Any]]:
+    """What each method is given of the caller's settings: those that it has. One that none has is refused.
+
+    preset  settings to start from, of the methods that have some of that name (gfr: own)
+    """
+    presets = {m: base.choose(m).presets for m in methods}
+    if preset is not None and not any(preset in found for found in presets.values()):
+        known_presets = sorted({name for found in presets.values() for name in found})
+        raise SettingError(f"preset is {preset!r}; these methods have {', '.join(known_presets) or 'none'}")
+    known = {m: {f.name for f in fields(base.choose(m).config_class)} for m in methods}
+    for name in given:
+        if not any(name in names for names in known.values()):
+            raise unknown_setting(name, set().union(*known.values()))
+    merged = {m: {**defaults_for(data, m), **presets[m].get(preset or "", {}), **given} for m in methods}
+    return {m: {k: v for k, v in merged[m].items() if k in known[m]} for m in methods}
