@@ -14,6 +14,7 @@ from typing import Any
 from krnet.budget import say_size
 from krnet.files import atomic_write
 
+MARKS = (-1, 0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9999)
 COLOURS = ("#c2410c", "#1d4ed8", "#15803d", "#7e22ce", "#0f766e", "#a16207", "#be185d", "#475569", "#65a30d", "#0284c7")
 
 
@@ -30,6 +31,11 @@ def series_of(result: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     return {name: sorted(points, key=lambda point: point["bytes"]) for name, points in found.items()}
 
 
+def nines(share: float) -> float:
+    """0.9 -> 1, 0.99 -> 2: what is missing tells recorders apart that all come close to 1."""
+    return -math.log10(max(1 - share, 1e-4))
+
+
 def draw(path: Path, result: Mapping[str, Any]) -> None:
     """Log bytes against R2 and, with a head, against replay accuracy."""
     from matplotlib import ticker  # half a second to import
@@ -44,23 +50,26 @@ def draw(path: Path, result: Mapping[str, Any]) -> None:
         for name, points in series_of(result).items():
             colour = COLOURS[known.index(points[0]["recorder"]) % len(COLOURS)]
             style = "--" if points[0]["given"] else "-"
-            x, y = [p["bytes"] / 1e6 for p in points], [scale * p[key] for p in points]
+            x, y = [p["bytes"] / 1e6 for p in points], [nines(p[key]) for p in points]
             axes.plot(x, y, style, marker="o", markersize=4, color=colour, linewidth=1.6)
             ends.append((y[-1], x[-1], name, colour))
         if key == "replay_accuracy":
-            axes.axhline(scale * result["real_accuracy"], linestyle="--", color="0.4", linewidth=1.2)
+            axes.axhline(nines(result["real_accuracy"]), linestyle="--", color="0.4", linewidth=1.2)
             axes.annotate(
-                "real features", (0.01, scale * result["real_accuracy"]), xycoords=("axes fraction", "data"),
+                "real features", (0.01, nines(result["real_accuracy"])), xycoords=("axes fraction", "data"),
                 xytext=(0, 3), textcoords="offset points", color="0.4", fontsize=8,
             )  # fmt: skip
         axes.set_xscale("log")
         axes.set(xlabel="file (MB of 10⁶ bytes)", ylabel=label)
+        axes.set_yticks([nines(mark) for mark in MARKS], [f"{scale * mark:g}" for mark in MARKS])
         axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.xaxis.set_minor_formatter(ticker.NullFormatter())
         axes.grid(alpha=0.25, which="both")
         axes.spines[["top", "right"]].set_visible(False)
         axes.margins(x=0.05, y=0.08)
+        drawn = [nines(point[key]) for point in result["points"]] or [0.0]
+        axes.set_ylim(min(drawn) - 0.1, max(drawn) + 0.15)  # marks beyond it would widen it
         low, high = axes.get_ylim()
         axes.set_xlim(right=axes.get_xlim()[1] * 2.2)  # room for names
         taken: dict[int, float] = {}  # the lowest name so far beside lines that end at about the same bytes
@@ -69,7 +78,7 @@ def draw(path: Path, result: Mapping[str, Any]) -> None:
             taken[column] = min(taken.get(column, math.inf) - 0.045 * (high - low), y_end)
             axes.annotate(
                 name, (x_end, y_end), xytext=(x_end * 1.08, taken[column]), textcoords="data", color=colour,
-                fontsize=8.5, va="center",
+                fontsize=8.5, va="center", bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
             )  # fmt: skip
     with atomic_write(path) as file:
         figure.savefig(file, format="png")
