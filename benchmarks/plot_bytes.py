@@ -63,7 +63,8 @@ class Dot:
 
     @property
     def average(self) -> float | None:
-        found = [self._scores(row)["average"] for row in self.rows]
+        # Rows of joint that learned the last task only once had averages over tasks that were never learned.
+        found = [None if row["settings"].get("only_last") else self._scores(row)["average"] for row in self.rows]
         return None if None in found else sum(100 * value for value in found) / len(found)
 
     @property
@@ -95,13 +96,35 @@ def choose_rows(
         raise SettingError(f"rows of several splits: {sorted(splits)}. Give --base-classes, to choose one")
     if not any(row["outcome"] == "ok" for row in chosen):
         raise SettingError(f"no row of {name}, {tasks} tasks after the base task, class order {order}: nothing to draw")
-    return sorted(chosen, key=lambda row: row["date"])
+    return sorted(map(as_today, chosen), key=lambda row: row["date"])
+
+
+def as_today(row: dict[str, Any]) -> dict[str, Any]:
+    """KRIL's gamma was a number in older rows; by default it now follows from the schedule, to the same number."""
+    settings = row["settings"]
+    usual = settings.get("gamma") == 1e-3 and settings.get("recorder_schedule") == "fast"
+    return row | {"settings": settings | {"gamma": None}} if usual else row
+
+
+def title(row: Mapping[str, Any]) -> str:
+    """The method, and the preset that its settings are those of: GFR own."""
+    method, settings = row["metrics"]["method"], row["settings"]
+    presets = [
+        k for k, v in base.choose(method).presets.items() if v and as_rows_have_it(v).items() <= settings.items()
+    ]
+    return " ".join([TITLES.get(method, method.upper()), *presets])
+
+
+def as_rows_have_it(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
 
 
 def defaults(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The method's own settings, as a row has them."""
-    usual = {field.name: field.default for field in fields(base.choose(row["metrics"]["method"]).config_class)}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in usual.items()}
+    """The method's own settings, or its preset's."""
+    learner = base.choose(row["metrics"]["method"])
+    usual = {field.name: field.default for field in fields(learner.config_class)}
+    preset = title(row).split(" ")[-1]
+    return as_rows_have_it(usual | dict(learner.presets.get(preset, {})))
 
 
 def unusual(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,13 +134,13 @@ def unusual(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differing(rows: Sequence[Mapping[str, Any]]) -> dict[str, set[str]]:
-    """By method, the settings that need to be in the name of a series: unusual, and not the same in all its rows."""
+    """By title, the settings that need to be in the name of a series: unusual, and not the same in all its rows."""
     found: dict[str, set[str]] = {}
-    for method in {row["metrics"]["method"] for row in rows}:
-        own = [row for row in rows if row["metrics"]["method"] == method]
+    for name_of in {title(row) for row in rows}:
+        own = [row for row in rows if title(row) == name_of]
         full = [defaults(row) | row["settings"] for row in own]  # an older row may lack a setting that is newer
         names = {name for row in own for name in unusual(row)} | USUAL
-        found[method] = {name for name in names if len({json.dumps(settings.get(name)) for settings in full}) > 1}
+        found[name_of] = {name for name in names if len({json.dumps(settings.get(name)) for settings in full}) > 1}
     return found
 
 
@@ -128,8 +151,8 @@ def gather(rows: Sequence[dict[str, Any]]) -> list[Dot]:
     for row in sorted(rows, key=lambda row: row["outcome"] == "ok"):
         method, settings = row["metrics"]["method"], row["settings"]
         kind = settings.get("recorder", getattr(base.choose(method).config_class, "recorder", None))
-        own = [f"{name}={settings[name]}" for name in sorted(told[method] & settings.keys())]
-        series = ", ".join([" ".join(filter(None, [TITLES.get(method, method.upper()), kind])), *own])
+        own = [f"{name}={settings[name]}" for name in sorted(told[title(row)] & settings.keys())]
+        series = ", ".join([" ".join(filter(None, [title(row), kind])), *own])
         found.setdefault((series, settings.get("budget")), {})[row["seed"]] = row
     dots = []
     for (series, budget), by_seed in found.items():
@@ -163,10 +186,9 @@ def caption(dots: Sequence[Dot]) -> str:
     text += f"; epochs a task: {'; '.join([most, *others])}"
     told, shared = differing(rows), {}
     for row in rows:
-        method = row["metrics"]["method"]
-        own = [f"{name}={value}" for name, value in unusual(row).items() if name not in told[method]]
-        shared[TITLES.get(method, method.upper())] = ", ".join(own)
-    return "; ".join([text, *(f"{title} with {own}" for title, own in shared.items() if own)])
+        own = [f"{name}={value}" for name, value in unusual(row).items() if name not in told[title(row)]]
+        shared[title(row)] = ", ".join(own)
+    return "; ".join([text, *(f"{name} with {own}" for name, own in shared.items() if own)])
 
 
 def say_tasks(sizes: Sequence[int]) -> str:

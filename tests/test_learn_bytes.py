@@ -13,6 +13,7 @@ import pytest
 
 from krnet import data, learning, ledger
 from krnet.errors import SettingError
+from krnet.learners import base
 from learning_tools import small_digits
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
@@ -192,6 +193,14 @@ def test_runs_with_other_epochs_or_settings_are_never_one_line():
     alike = dots_of([row("kril", 0.6, budget=size, kr2=False) for size in (5, 9)])
     assert list(alike) == [("KRIL krnet", 5), ("KRIL krnet", 9)]
     assert "KRIL with kr2=False" in plot_bytes.caption(list(alike.values()))
+
+
+def test_a_preset_has_its_name_and_settings_that_only_became_implicit_are_the_same():
+    own = plot_bytes.as_rows_have_it(base.choose("gfr").presets["own"])
+    assert {series for series, _ in dots_of([row("gfr", 0.6), row("gfr", 0.5, **own)])} == {"GFR", "GFR own"}
+    old, new = ({"recorder_schedule": "fast", "gamma": gamma} for gamma in (1e-3, None))
+    found = dots_of([row("kril", 0.6, budget=5, **old), row("kril", 0.7, budget=9, **new)])
+    assert {series for series, _ in found} == {"KRIL krnet"}
 
 
 def test_rows_of_other_data_orders_and_tasks_are_left_out_and_of_two_splits_refused():
