@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,9 @@ from krnet.lowbit import coded_bits
 from krnet.metrics import fidelity
 from krnet.plan import plan
 from krnet.quantize import Tables
-from krnet.recorders.autoencoder import (
-    AutoencoderFit,
-    AutoencoderRecorder,
-    CodeConfig,
-    Encoder,
-    unit_power,
-)
+from krnet.recorders import _autoencoder_budget as budgets
+from krnet.recorders._autoencoder_network import CODE_NAMES, CodeConfig, Encoder, unit_power
+from krnet.recorders.autoencoder import AutoencoderFit, AutoencoderRecorder
 from krnet.recorders.base import Job
 from krnet.samples import Samples
 from krnet.scan import normalise, scan
@@ -123,7 +120,7 @@ def test_the_papers_setting_has_a_decoder_of_325_8_mib_and_1024_floats_a_sample(
     num_bytes = 4 * sum(p.numel() for p in decoder.parameters())
     assert f"{num_bytes / 2**20:.1f}" == "325.8"
     assert num_bytes == plan((256, 14, 14), [2], "imagenet-published")["autoencoder_network_bytes"]
-    assert AutoencoderRecorder().size_bytes(job, config, code) == pytest.approx(num_bytes + 2 * 4096, abs=20_000)
+    assert budgets.size_bytes(job, config, code) == pytest.approx(num_bytes + 2 * 4096, abs=20_000)
 
 
 @pytest.mark.parametrize("preset", ["cifar100", "imagenet"])
@@ -368,11 +365,74 @@ def test_settings_that_the_caller_gave_stay_under_a_budget():
     assert (found["code_width"], found["c0"], found["weight_bits"]) == (40, 16, 16)
 
 
+def size_of(job: Job, settings: dict[str, Any]) -> int:
+    """Most that a file takes."""
+    of_code = {name: value for name, value in settings.items() if name in CODE_NAMES}
+    of_network = {name: value for name, value in settings.items() if name not in CODE_NAMES}
+    return budgets.size_bytes(job, budgets.decoder_sizes(job.source.shape, 0, of_network), CodeConfig(**of_code))
+
+
+def test_bits_of_weights_and_then_of_codes_give_way_before_a_budget_is_missed():
+    job = job_for(relu_maps(500, (8, 8, 8))[0])
+    least = AutoencoderRecorder().for_budget(job, 1)
+    smallest = size_of(job, least)
+    usual = size_of(job, least | {"code_bits": 3, "weight_bits": 4})
+    found = []
+    for share in (0.0, 0.6, 1.0):
+        budget = int(smallest + share * (usual - smallest)) + 10
+        settings = AutoencoderRecorder().for_budget(job, budget)
+        assert size_of(job, settings) <= budget
+        found.append((settings["code_bits"], settings["weight_bits"]))
+    assert found == sorted(found) and found[0] == (2, 2) and found[-1] == (3, 4)
+    assert found[1][0] == 3 and 2 < found[1][1] < 4
+    given = AutoencoderRecorder().for_budget(replace(job, settings={"weight_bits": 8}), 1)
+    assert (given["code_bits"], given["weight_bits"]) == (2, 8)
+
+
 def test_what_is_too_little_gives_the_smallest_and_much_gives_whole_maps():
     job = job_for(relu_maps(50, (8, 8, 8))[0])
     smallest = AutoencoderRecorder().for_budget(job, 10)
     assert smallest["code_width"] == 4 and smallest == AutoencoderRecorder().for_budget(job, 1000)
     assert AutoencoderRecorder().for_budget(job, 10**8)["code_width"] == 8 * 8 * 8
+
+
+def test_no_budget_makes_a_file_larger_than_the_features():
+    job = job_for(relu_maps(200, (8, 8, 8))[0])
+    much, more = (AutoencoderRecorder().for_budget(job, budget) for budget in (10**6, 10**12))
+    assert much == more and 200_000 < size_of(job, more) <= 4 * 200 * 512 + 10_000
+
+
+def test_bits_grow_only_where_the_decoder_cannot(monkeypatch):
+    job = job_for(relu_maps(2000, (8, 8, 8))[0])
+    assert AutoencoderRecorder().for_budget(job, 10**6)["weight_bits"] == 4
+    monkeypatch.setattr(budgets, "MAX_PARAMETERS", 100_000)
+    found = [AutoencoderRecorder().for_budget(job, budget) for budget in (10**5, 10**6, 4 * 10**6)]
+    bits = [(settings["code_bits"], settings["weight_bits"]) for settings in found]
+    assert bits[0] == (3, 4) < bits[1] < bits[2] == (8, 16)
+    widest = budgets.decoder_sizes((8, 8, 8), 0, {name: found[-1][name] for name in ("c0", "c1", "d0")})
+    assert budgets.num_weights(widest, 512) <= 100_000
+
+
+def test_a_wide_code_in_one_number_is_still_coded():
+    """Rounded to 8 bits it would have more values than a table takes."""
+    fit = fit_of(relu_maps(20, (3, 4, 5))[0], code_width=5000, code_bits=8)
+
+    class Spike(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.eye(5000)[: len(x)] - torch.eye(5000)[-len(x) :]
+
+    fit.net.encoder = Spike()
+    content = fit.content(outcome())
+    replayer = AutoencoderRecorder().replay(fit.job.samples, content.settings, content, torch.device("cpu"))
+    assert replayer.inputs(torch.arange(20)).diagonal().min() > 30
+
+
+def test_wide_codes_and_decoders_have_sizes_that_a_gpu_multiplies_quickly():
+    job = job_for(relu_maps(2000, (8, 8, 8))[0])
+    for budget in (700_000, 1_000_000):
+        found = AutoencoderRecorder().for_budget(job, budget)
+        assert found["code_width"] % 8 == 0 or found["code_width"] < 256
+        assert found["c0"] % 16 == 0 or found["c0"] < 64
 
 
 def test_sizes_grow_with_the_budget():

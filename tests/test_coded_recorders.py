@@ -304,6 +304,20 @@ def test_the_axes_of_pca_are_those_of_an_svd():
     assert torch.allclose((found.axes[:10] * v[:10]).sum(1).abs(), torch.ones(10), atol=1e-2)
 
 
+def test_fewer_samples_than_values_have_the_same_axes_from_a_smaller_matrix():
+    few, many = relu_maps(60, (6, 8, 7))[0], relu_maps(400, (6, 8, 7))[0]
+    for features, num_axes in ((few, 60), (many, 336)):
+        found = pca.principal_axes(job_for(features), None)
+        x = normalise(features, features.amin((0, 2, 3)), features.amax((0, 2, 3))).flatten(1).double()
+        _, s, v = torch.linalg.svd(x - x.mean(0), full_matrices=False)
+        assert found.axes.shape == (num_axes, 336)
+        assert torch.allclose(found.axes @ found.axes.T, torch.eye(num_axes), atol=1e-5)
+        assert torch.allclose(found.std[:50].double(), s[:50] / len(x) ** 0.5, rtol=1e-4)
+        assert torch.allclose((found.axes[:10] * v[:10]).sum(1).abs(), torch.ones(10).double(), atol=1e-3)
+    constant = pca.principal_axes(job_for(torch.full((9, 3, 5), 2.5)), None)
+    assert constant.axes.isfinite().all() and not constant.std.any()
+
+
 def test_the_cosine_transform_is_orthonormal_and_begins_with_the_mean():
     for size in (1, 2, 7, 8):
         matrix = transform.dct(size)

@@ -39,7 +39,7 @@ from krnet.samples import Samples
 
 AXES = "axes."
 WORTH = 0.45  # steps of standard deviation from which an axis is kept: fewer save less than they cost
-EXACT = 8192  # values of a sample up to which all axes are found, from a matrix of values x values
+EXACT = 8192  # rows and columns of the largest matrix from which all axes are found
 SKETCHED = 1024  # axes looked for in larger samples, if the settings do not say
 OVERSAMPLED, PASSES = 32, 4  # of the sketch: Halko et al. 2011
 FINEST = 2000  # steps on either side that an axis may have: a 12-bit axis is as good as a float
@@ -72,17 +72,23 @@ class Axes:
 
 
 def principal_axes(job: Job, components: int | None) -> Axes:
-    """Of all samples: every axis of small ones, the widest `components` of large ones."""
-    num_values = math.prod(job.source.shape)
+    """Of all samples: every axis along which they differ, or the widest `components` where both are large."""
+    num_values, num_samples = math.prod(job.source.shape), len(job.source)
     mean = mean_map(job).flatten()
-    if num_values <= EXACT:
+    if 4 * num_samples <= 3 * num_values and num_samples * num_values <= EXACT**2:
+        # The same axes from the samples' products with each other: for few samples a much smaller matrix.
+        x = torch.cat([x.flatten(1) for x in normalised_chunks(job)]) - mean
+        variances, shares = torch.linalg.eigh(x @ x.T)
+        # Orthonormal, the widest first; the mean is gone, and so the last one may be any direction that is left.
+        axes = torch.linalg.qr(x.T @ shares.flip(1))[0].flip(1)
+    elif num_values <= EXACT:
         covariance = torch.zeros(num_values, num_values, device=job.device)
         for x in normalised_chunks(job):
             x = x.flatten(1) - mean
             covariance.addmm_(x.T, x)
         variances, axes = torch.linalg.eigh(covariance)
     else:
-        wanted = min(len(job.source), num_values, (components or SKETCHED) + OVERSAMPLED)
+        wanted = min(num_samples, num_values, (components or SKETCHED) + OVERSAMPLED)
         generator = torch.Generator().manual_seed(job.fit.seed)
         axes = torch.randn(num_values, wanted, generator=generator).to(job.device)
 
@@ -98,7 +104,7 @@ def principal_axes(job: Job, components: int | None) -> Axes:
             axes = torch.linalg.qr(spread(axes))[0]
         variances, turned = torch.linalg.eigh(axes.T @ spread(axes))
         axes = axes @ turned
-    std = (variances.flip(0) / len(job.source)).clamp(min=0).sqrt()
+    std = (variances.flip(0) / num_samples).clamp(min=0).sqrt()
     return Axes(mean, axes.T.flip(0), std)
 
 

@@ -1,0 +1,118 @@
+"""Code and decoder with which an autoencoder makes the best of a budget; nothing is fitted to find them.
+
+    budget -> bits -> half of the bytes for codes, the rest for a decoder -> code as wide as what is left -> settings
+
+Bits are the usual ones, and it is the sizes that follow the budget: a wider decoder gains more than finer numbers. Only
+where the smallest network is too large are there fewer bits, of weights before codes; only where the largest leaves
+room are there more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from krnet import lowbit
+from krnet.budget import largest
+from krnet.config import KERNEL, NetworkConfig, from_dict
+from krnet.decoder import Decoder
+from krnet.recorders._autoencoder_network import CODE_NAMES, MAX_WIDTH, CodeConfig, packed_bytes, settings_of
+from krnet.recorders.base import Job, overhead_bytes
+from krnet.sizing import MAX_PARAMETERS, MAX_START_AREA, map_shape
+
+LEAST_WIDTH = 4  # by default: the decoder's first norm leaves no more than the sign of a single number
+# Of codes and weights, the fewest first. Codes as floats, as wide as a map, would take as much as the maps.
+FEWER_BITS = [(2 + n / 4, 2.0) for n in range(4)] + [(3.0, 2 + n / 4) for n in range(8)]
+MORE_BITS = [(3 + n / 4, min(4 + n / 4, 8.0)) for n in range(21)] + [(8.0, 16.0)]
+BITS, USUAL = FEWER_BITS + MORE_BITS, len(FEWER_BITS)
+MAX_STEPS = 56  # of `decoder_sizes`: about 13,000 channels
+EVEN_WIDTH = 256  # numbers of a code from which on it has a multiple of eight: what a GPU multiplies quickly
+BLOCK_BYTES = 5  # that a block of codes takes beside its symbols
+CODE_TABLE = 1000  # bytes of their entropy tables, at most; codes have more where they pay
+
+
+def most_useful(shape: tuple[int, ...]) -> int:
+    """Numbers of a code that is as wide as the sample it stands for."""
+    return min(max(LEAST_WIDTH, math.prod(shape)), MAX_WIDTH)
+
+
+def decoder_sizes(shape: tuple[int, ...], steps: int, overrides: Mapping[str, Any]) -> NetworkConfig:
+    """A family of decoders, each a step wider than the one before."""
+    channels, height, width = map_shape(shape)
+    # By eight channels, then by an eighth.
+    c0 = 8 * (steps + 1) if steps < 16 else 8 * round(16 * 1.125 ** (steps - 15))
+    if c0 >= 64:
+        c0 = c0 // 16 * 16  # in eights for each of a norm's two groups
+    sizes: dict[str, Any] = {
+        "channels": channels,
+        "height": height,
+        "width": width,
+        "vector": len(shape) <= 1,
+        "d0": c0 if len(shape) <= 1 else min(4 * c0, 1536),
+        "c0": c0,
+        "c1": min(max(c0, 16), 64),
+        "stride": next((s for s in range(1, KERNEL) if -(-height // s) * -(-width // s) <= MAX_START_AREA), KERNEL),
+    }
+    return from_dict(NetworkConfig, {**sizes, **overrides})
+
+
+def num_weights(config: NetworkConfig, code_width: int) -> int:
+    with torch.device("meta"):
+        return sum(p.numel() for p in Decoder(config, code_width).parameters())
+
+
+def size_bytes(job: Job, config: NetworkConfig, code: CodeConfig) -> int:
+    """Most that a file of these settings takes."""
+    num_samples, width = job.samples.num_samples, code.code_width
+    with torch.device("meta"):
+        weights, num_tensors = packed_bytes(Decoder(config, width), code.weight_bits)
+    if code.step is None:
+        codes, num_tensors = 4 * width * num_samples, num_tensors + 1
+    else:
+        num_blocks = -(-num_samples // code.block_size)
+        codes = math.ceil(num_samples * width * lowbit.coded_bits(code.step) / 8)
+        codes += BLOCK_BYTES * num_blocks + width + CODE_TABLE
+        num_tensors += 7
+    edges = 8 * config.channels
+    return codes + weights + edges + overhead_bytes(job, num_tensors + 2, settings_of(config, code))
+
+
+def for_budget(job: Job, budget: int) -> dict[str, Any]:
+    """Settings of code and decoder. The bits, the even split and d0 = 4 c0 are reasoned, not measured."""
+    shape = job.source.shape
+    given = {name: value for name, value in job.settings.items() if name in CODE_NAMES}
+    network = {"last_norm": job.fit.schedule == "paper"}
+    network |= {name: value for name, value in job.settings.items() if name not in CODE_NAMES}
+    least, most = (given["code_width"],) * 2 if "code_width" in given else (LEAST_WIDTH, most_useful(shape))
+
+    def decoder(steps: int) -> NetworkConfig:
+        return decoder_sizes(shape, steps, network)
+
+    def code(bits: int, width: int) -> CodeConfig:
+        code_bits, weight_bits = BITS[bits]
+        return from_dict(CodeConfig, {"code_bits": code_bits, "weight_bits": weight_bits, **given, "code_width": width})
+
+    def size(bits: int, steps: int, width: int) -> int:
+        return size_bytes(job, decoder(steps), code(bits, width))
+
+    # What takes more than the features as they are is of no use, and a decoder of more weights than krnet may have
+    # by default is more than a machine has memory for.
+    budget = min(budget, 4 * job.samples.num_samples * math.prod(shape) + overhead_bytes(job, 1, {}))
+    most_steps = largest(lambda steps: num_weights(decoder(steps), most) <= MAX_PARAMETERS, 0, MAX_STEPS)
+
+    def affordable(bits: int) -> bool:
+        return (size(bits, 0, least) if bits <= USUAL else size(bits, most_steps, most)) <= budget
+
+    bits = largest(affordable, 0, len(BITS) - 1)
+
+    def widest(steps: int, most_bytes: float) -> int:
+        """The widest code with which the file has at most so many bytes."""
+        width = largest(lambda width: size(bits, steps, width) <= most_bytes, least, most)
+        return width if width < EVEN_WIDTH or width == most else width // 8 * 8
+
+    width = widest(0, (size(bits, 0, least) + budget) / 2)
+    steps = largest(lambda steps: size(bits, steps, width) <= budget, 0, most_steps)
+    return settings_of(decoder(steps), code(bits, widest(steps, budget)))
