@@ -8,9 +8,9 @@ import torch
 import krnet
 from krnet import api
 from krnet.errors import BudgetError, InputError, SettingError
-from krnet.recorders import compact
+from krnet.recorders import _compact_values, compact
+from krnet.recorders._compact_codes import laplace_bits
 from krnet.recorders._compact_network import CompactConfig, CompactNet
-from krnet.recorders.compact import laplace_bits
 from maps import relu_maps, signed_maps
 
 BUDGET = 16_000
@@ -33,6 +33,28 @@ def test_a_budget_is_kept_and_used_and_its_replays_beat_principal_components(map
         assert 0.8 * BUDGET <= path.stat().st_size <= BUDGET
     assert found.settings["network"] == "compact"
     assert 1 - found.info()["r2"] < 0.99 * (1 - rival.info()["r2"])
+
+
+def few(name):
+    torch.manual_seed(0)
+    return relu_maps(120, (8, 8, 8))[0] if name == "maps" else torch.randn(100, 64).mul(0.5).exp()
+
+
+@pytest.mark.parametrize(("name", "share"), [("maps", 10), ("vectors", 3)])
+def test_few_samples_go_without_axes_and_are_kept_about_as_well_as_rounded_values(tmp_path, name, share):
+    features = few(name)
+    budget = 4 * features.numel() // share
+    found = made([features], tmp_path / "a.krn", budget=budget)
+    rival = made([features], tmp_path / "b.krn", budget=budget, iterations=None, recorder="quantized")
+    assert found.settings["components"] == 0 and 0.9 * budget <= found.nbytes <= budget
+    assert 1 - found.info()["r2"] < 1.7 * (1 - rival.info()["r2"])
+    assert krnet.verify(tmp_path / "a.krn", features)["r2"] == pytest.approx(found.info()["r2"], abs=1e-6)
+
+
+def test_a_network_repairs_rounded_values(tmp_path):
+    features, options = few("maps"), {"network": "compact", "components": 0, "step": 0.3, "budget": None}
+    plain, repaired = (made([features], tmp_path / f"{c1}.krn", c1=c1, **options).info()["r2"] for c1 in (0, 8))
+    assert 1 - repaired < 0.9 * (1 - plain)
 
 
 def test_what_is_read_back_is_what_was_measured(maps, tmp_path):
@@ -81,9 +103,11 @@ def test_no_variable_of_that_mean_distance_from_zero_takes_more_bits():
         assert found[0] == pytest.approx(wanted, rel=0.02, abs=1e-3) and found[1] <= wanted * 1.01
 
 
-def test_a_run_that_was_stopped_goes_on_to_the_same_file(maps, tmp_path, monkeypatch):
-    made(maps, tmp_path / "whole.krn", checkpoint_s=0.0)
-    count, right = [0], compact.CompactFit.step
+@pytest.mark.parametrize("options", [{}, {"components": 0, "c1": 8, "budget": 60_000}], ids=["axes", "values"])
+def test_a_run_that_was_stopped_goes_on_to_the_same_file(maps, tmp_path, monkeypatch, options):
+    made(maps, tmp_path / "whole.krn", checkpoint_s=0.0, **options)
+    fit = _compact_values.ValuesFit if options else compact.CompactFit
+    count, right = [0], fit.step
 
     def stop(self, iteration, progress):
         count[0] += 1
@@ -91,11 +115,11 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_file(maps, tmp_path, monkeyp
             raise KeyboardInterrupt
         return right(self, iteration, progress)
 
-    monkeypatch.setattr(compact.CompactFit, "step", stop)
+    monkeypatch.setattr(fit, "step", stop)
     with pytest.raises(KeyboardInterrupt):
-        made(maps, tmp_path / "half.krn", checkpoint_s=0.0)
-    monkeypatch.setattr(compact.CompactFit, "step", right)
-    made(maps, tmp_path / "half.krn", checkpoint_s=0.0, resume=True)
+        made(maps, tmp_path / "half.krn", checkpoint_s=0.0, **options)
+    monkeypatch.setattr(fit, "step", right)
+    made(maps, tmp_path / "half.krn", checkpoint_s=0.0, resume=True, **options)
     whole, half = (krnet.open(tmp_path / f"{name}.krn").replay(torch.arange(600)) for name in ("whole", "half"))
     assert torch.equal(whole, half)
 

@@ -1,5 +1,7 @@
 """A compact KRNet that grows: what it held stays as it is, and new samples are kept about as well."""
 
+import shutil
+
 import pytest
 import torch
 
@@ -62,6 +64,27 @@ def test_a_small_budget_is_kept_by_new_samples_alone(features, grown, tmp_path):
     record(features[:SECOND], tmp_path / "a.krn", start=grown[0], budget=budget)
     assert (tmp_path / "a.krn").stat().st_size <= budget
     assert torch.equal(replays(tmp_path / "a.krn", FIRST), replays(grown[0], FIRST))
+
+
+@pytest.mark.parametrize("c1", [0, 8])
+def test_values_without_axes_grow_and_those_from_before_stay_bit_for_bit(features, tmp_path, c1):
+    options = {"budget": 30_000, "components": 0, "c1": c1, "iterations": 10}
+    old = record(features[:100], tmp_path / "a.krn", room=140, **options).replay(torch.arange(100))
+    found = record(features[:140], tmp_path / "b.krn", start=tmp_path / "a.krn", budget=30_000)
+    assert torch.equal(replays(tmp_path / "b.krn", 100), old) and found.nbytes <= 30_000
+    error = (replays(tmp_path / "b.krn", 140) - features[:140]).square().mean((1, 2, 3))
+    assert error[100:].median() < 2 * error[:100].median()  # a few lie outside the range of the first
+
+
+def test_a_recording_may_grow_in_its_own_file(features, grown, tmp_path):
+    path = tmp_path / "a.krn"
+    shutil.copy(grown[0], path)
+    before = path.read_bytes()
+    with pytest.raises(BudgetError, match="--room"):
+        record(features, path, start=path, budget=len(before) + 100, iterations=2)
+    assert path.read_bytes() == before
+    record(features, path, start=path, iterations=2)
+    assert torch.equal(replays(path, FIRST), replays(grown[0], FIRST)) and len(krnet.open(path)) == ROOM
 
 
 def test_samples_of_classes_grow_as_well(tmp_path):

@@ -87,6 +87,7 @@ def test_a_fit_killed_and_resumed_on_the_gpu_goes_on_from_its_weights(tmp_path):
 
 SMALL_FILES = {
     "compact": {"budget": 40_000, "iterations": 200},
+    "compact, values": {"budget": 120_000, "components": 0, "iterations": 100},
     "few bits": {"bits": 4.0, "code": 8, **SETTINGS},
     "autoencoder": {"recorder": "autoencoder", "budget": 60_000, "iterations": 200},
     "autoencoder, floats": {"recorder": "autoencoder", "iterations": 100, "code_width": 32, "d0": 64, "c0": 32},

@@ -205,10 +205,16 @@ def _labelled(watch: Callable[[Status, float], None], label: str) -> Callable[[S
 def _check_size(path: Path, recorder: Recorder, metadata: Mapping[str, Any], found: int, budget: int) -> None:
     if found > budget:
         settings = ", ".join(f"{name} {value}" for name, value in metadata["settings"].items())
+        grown = metadata["fit"]["start"] is not None
         raise BudgetError(
             f"{path}: takes {found} bytes with recorder {recorder.name} ({settings}), the smallest it found for "
             f"these features and settings; the budget is {budget}. Nothing was written. Raise the budget to {found} "
-            f"bytes, leave out settings of your own, or take another recorder"
+            + (
+                "bytes, or record all samples anew; a file that is to grow keeps to a budget if the first recording is "
+                "made with room (--room) for as many samples as it will hold"
+                if grown
+                else "bytes, leave out settings of your own, or take another recorder"
+            )
         )
 
 

@@ -1,6 +1,7 @@
 """Step, axes and network with which a compact KRNet makes the best of a budget, from its principal components.
 
 budget -> the finest step for each number of axes -> the number of the least error -> settings
+       -> the finest step without axes, of few samples -> settings, where the error is likely to be less
 target R2 -> step and number of axes that leave the error it allows -> about the bytes they take
 """
 
@@ -15,16 +16,25 @@ import torch
 
 from krnet.config import from_dict
 from krnet.lowbit import coded_bits
-from krnet.recorders._compact_network import CompactConfig
+from krnet.recorders._coded import SEARCHED
+from krnet.recorders._compact_codes import fixed_bytes, network_bytes
+from krnet.recorders._compact_network import CompactConfig, zero_map
+from krnet.recorders._compact_values import DEAD_ZONE, values
+from krnet.recorders._numbers import Numbers, Reader, Survey, TooFineError, encode, evenly, survey
 from krnet.recorders.base import Job
-from krnet.recorders.compact import axis_scale, axis_spread, fixed_bytes, learned, network_bytes
-from krnet.recorders.pca import Axes
+from krnet.recorders.compact import axis_scale, axis_spread, learned
+from krnet.recorders.pca import EXACT, Axes
 from krnet.sizing import map_shape
 
 KEPT_SHARE = 0.05  # of a budget, that the network may take
 WIDTHS = (128, 64, 32, 16, 8, 0)
 KEPT_AXIS = 0.8  # steps of standard deviation from which an axis is kept, where error and size are best together
 GAIN = 1.2, 0.4  # e**0.4 times 1.2 of the error of principal components of the same bytes is left, where it is e
+
+
+MOST_VALUES = 1 << 22  # of all samples, up to which axes were found to be too dear; more have not been tried
+KEPT_REPAIR = 0.22  # of a budget, that the network may take where there are no axes to pay for
+COARSE, REPAIRED = 0.01, 0.6  # of rounded values such an error is worth repairing, and so much of it is left
 
 
 def size_bytes(job: Job, config: CompactConfig, axes: Axes) -> int:
@@ -39,9 +49,71 @@ def size_bytes(job: Job, config: CompactConfig, axes: Axes) -> int:
 
 
 def for_budget(job: Job, budget: int) -> dict[str, Any]:
-    """Step and number of axes with the least error that the budget pays for, beside a network of a twentieth of it."""
+    """With axes or without, whichever is likely to leave less error."""
+    if job.settings.get("components") == 0:
+        return asdict(without_axes(job, budget)[0])
+    config, error = with_axes(job, budget)
+    num_values = math.prod(job.source.shape)
+    # Tables for the values of larger samples take long to find.
+    if "components" not in job.settings and num_values <= EXACT and job.num_planned * num_values <= MOST_VALUES:
+        values, rounding = without_axes(job, budget)
+        if rounding < likely_error(error):
+            return asdict(values)
+    return asdict(config)
+
+
+def likely_error(error: float) -> float:
+    """Left by a network, of that of principal components of the same bytes; both as shares of the variance."""
+    return error * min(1.0, GAIN[0] * error ** GAIN[1])
+
+
+def width(job: Job, budget: float, network: Callable[[int], CompactConfig]) -> int:
+    """Channels of the widest network that takes no more."""
+    widths = [c1 for c1 in WIDTHS if c1 <= max(map_shape(job.source.shape)[0], 8)]
+    return next(c1 for c1 in widths if c1 == 0 or network_bytes(job.source.shape, network(c1)) <= budget)
+
+
+def without_axes(job: Job, budget: int) -> tuple[CompactConfig, float]:
+    """The finest step with which values keep a budget; and about the error that is left, as a share of the variance."""
+
+    def network(c1: int, step: float = 1.0) -> CompactConfig:
+        given = {"step": step, "c1": c1, "dead_zone": DEAD_ZONE, "most_bytes": budget, **job.settings}
+        return from_dict(CompactConfig, {**given, "components": 0})
+
+    zero = zero_map(job.source.shape, job.stats.low, job.stats.high).to(job.device)
+    codes = values(job, zero, evenly(len(job.source), SEARCHED))
+
+    def rounding(c1: int) -> tuple[CompactConfig, float]:
+        fixed = fixed_bytes(job, network(c1))
+
+        def found(step: float) -> Survey:
+            return survey(Numbers.of(codes), network(c1, step).coding, num_planned=job.num_planned)
+
+        def too_large(step: float) -> bool:
+            try:
+                return found(step).size_bytes + fixed > budget
+            except TooFineError:
+                return True
+
+        config = network(c1, float(f"{where_it_ends(too_large, 1, 0.03)[1]:.5g}"))
+        coded = encode(Numbers.of(codes), config.coding, found(config.step))
+        restored = Reader(coded, config.coding, job.device).read(torch.arange(len(codes)))
+        return config, float((restored - codes).double().square().mean()) / max(job.stats.variance, 1e-12)
+
+    plain = rounding(0)
+    if plain[1] < COARSE or not (c1 := width(job, KEPT_REPAIR * budget, network)):
+        return plain
+    config, error = rounding(c1)
+    return min(plain, (config, REPAIRED * error), key=lambda found: found[1])
+
+
+def with_axes(job: Job, budget: int) -> tuple[CompactConfig, float]:
+    """Step and number of axes with the least error that the budget pays for, beside a network of a twentieth of it.
+
+    And that error, as a share of the variance.
+    """
     axes = learned(job)
-    channels, num_values = map_shape(job.source.shape)[0], math.prod(job.source.shape)
+    num_values = math.prod(job.source.shape)
     given = {"most_bytes": budget, **job.settings}
 
     def network(step: float, components: int, c1: int) -> CompactConfig:
@@ -56,15 +128,12 @@ def for_budget(job: Job, budget: int) -> dict[str, Any]:
         rounding = components * finest(components) ** 2 / 12 * (1 + num_values / job.num_planned)
         return rounding + float(axes.std[components:].double().square().sum())
 
-    widths = [c1 for c1 in WIDTHS if c1 <= max(channels, 8)]
-    c1 = next(
-        c1 for c1 in widths if c1 == 0 or network_bytes(job.source.shape, network(1.0, 1, c1)) <= KEPT_SHARE * budget
-    )
+    c1 = width(job, KEPT_SHARE * budget, lambda c1: network(1.0, 1, c1))
     # No more than there are samples: what is above 0 beyond is rounding.
     most = min(len(axes.std), len(job.source), int((axes.std > 0).sum()) or 1)
     tried = sorted({max(1, round(most * 0.85**n)) for n in range(math.ceil(math.log(most) / -math.log(0.85)) + 1)})
     best = int(given["components"]) if "components" in given else min(tried, key=error)
-    return asdict(network(float(f"{finest(best):.5g}"), best, c1))
+    return network(float(f"{finest(best):.5g}"), best, c1), error(best) / max(num_values * job.stats.variance, 1e-12)
 
 
 def likely_bytes(job: Job, target_r2: float) -> tuple[float, float]:
@@ -85,10 +154,10 @@ def likely_bytes(job: Job, target_r2: float) -> tuple[float, float]:
     return size_bytes(job, config, axes) / (1 - KEPT_SHARE), fixed_bytes(job, config)
 
 
-def where_it_ends(holds: Callable[[float], bool], num_values: int) -> tuple[float, float]:
-    """The last step with which `holds`, which is true of fine ones, and the first without; a thousandth apart."""
+def where_it_ends(holds: Callable[[float], bool], num_values: int, apart: float = 1e-3) -> tuple[float, float]:
+    """The last step with which `holds`, which is true of fine ones, and the first without; by default a thousandth."""
     low, high = math.log(1e-5), math.log(2 * math.sqrt(num_values) + 1)
-    while high - low > 1e-3:
+    while high - low > apart:
         middle = (low + high) / 2
         low, high = (middle, high) if holds(math.exp(middle)) else (low, middle)
     return math.exp(low), math.exp(high)

@@ -8,6 +8,8 @@ A network that was fitted to some classes serves others of the same trunk: what 
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import asdict
 
 import torch
@@ -17,13 +19,14 @@ from krnet import parallel
 from krnet.config import from_dict
 from krnet.errors import InputError
 from krnet.lowbit import PACKED_TENSORS, StraightThrough
-from krnet.recorders._compact_network import CODES, CompactConfig, read_codes, read_config, read_network
+from krnet.recorders._compact_codes import ALMOST, CodesFit, num_tensors, with_codes
+from krnet.recorders._compact_network import CODES, CompactConfig, read_codes, read_config, read_network, zero_map
+from krnet.recorders._compact_values import DEAD_ZONE, thinned, values
 from krnet.recorders._features import coordinates
 from krnet.recorders._fitting import NET, run_fit
 from krnet.recorders._numbers import CODED_TENSORS, CodedConfig, Numbers, survey
 from krnet.recorders._rest import keep_settings, rest
-from krnet.recorders.base import Content, Job, Recorder, overhead_bytes
-from krnet.recorders.compact import ALMOST, FILE_TENSORS, CodesFit, with_codes
+from krnet.recorders.base import Content, Earlier, Job, Recorder, overhead_bytes
 from krnet.recorders.pca import AXES, least_squares
 from krnet.training import Outcome
 
@@ -37,22 +40,25 @@ class GrownFit(CodesFit):
         """job: of the new samples; whole: of all."""
         assert job.start is not None, "nothing to grow from"
         self.whole, self.config, self.start, device = whole, config, job.start, job.device
-        self.old = read_codes(len(self.start), config, self.start, device)
+        self.old = read_codes(len(self.start), math.prod(job.source.shape), config, self.start, device)
         net = read_network(job.source.shape, config, self.start).to(device).requires_grad_(False)
+        assert net.axes is not None, "no axes; values grow by grow_values"
         self.step_size = torch.tensor(config.step, device=device)
         self.price = torch.ones((), device=device)
         with parallel.exact(), torch.no_grad():
             # The axes are no longer quite orthonormal: what lies nearest to a map along them.
-            self.codes = coordinates(job, net.mean, least_squares(net.axes).T)
+            self.codes = (
+                values(job, net.mean) if net.axes is None else coordinates(job, net.mean, least_squares(net.axes).T)
+            )
             self.wanted = self._wanted()
         super().__init__(job, lambda: net)
 
     def _wanted(self) -> Tensor | None:
         if self.config.most_bytes is None:
             return None
-        before = sum(tensor.nbytes for tensor in self.network().values())
+        before = sum(tensor.nbytes for tensor in network(self.start, self.config).values())
         before += sum(self.start.tensor(f"{CODES}{name}").nbytes for name in CODED_TENSORS)
-        before += overhead_bytes(self.whole, FILE_TENSORS, asdict(self.config))
+        before += overhead_bytes(self.whole, num_tensors(self.config), asdict(self.config))
         found = survey(Numbers.of(self.codes), self.config.coding)
         share = max(self.config.most_bytes - before, 1) / found.size_bytes
         return super().bits(self.codes) * min(ALMOST * share, 1.0)
@@ -89,15 +95,31 @@ class GrownFit(CodesFit):
 
         return Numbers(read, held + len(self.codes), config.components), config.coding
 
-    def network(self) -> dict[str, Tensor]:
-        """All that the earlier file has beside its codes."""
-        names = ["mean", "scale", "unit", "low", "high", *(f"{AXES}{name}" for name in CODED_TENSORS)]
-        names += [f"{NET}{name}" for name in PACKED_TENSORS] if self.config.c1 else []
-        return {name: self.start.tensor(name) for name in names}
-
     @torch.no_grad()
     def content(self, outcome: Outcome) -> Content:
-        return with_codes(self.whole, self.network(), self.config, outcome, self.numbers)
+        return with_codes(self.whole, network(self.start, self.config), self.config, outcome, self.numbers)
+
+
+def network(start: Earlier, config: CompactConfig) -> dict[str, Tensor]:
+    """All that the earlier file has beside its codes."""
+    names = ["unit", "low", "high"]
+    names += ["mean", "scale", *(f"{AXES}{name}" for name in CODED_TENSORS)] if config.components else []
+    names += [f"{NET}{name}" for name in PACKED_TENSORS] if config.c1 else []
+    return {name: start.tensor(name) for name in names}
+
+
+def grow_values(job: Job, config: CompactConfig, whole: Job) -> Content:
+    """Where there are no axes nothing is fitted: new values are rounded as the old ones were, and read back there."""
+    assert job.start is not None, "nothing to grow from"
+    started, start = time.perf_counter(), job.start
+    held = read_codes(len(start), math.prod(job.source.shape), config, start, job.device).coded
+    codes = values(job, zero_map(job.source.shape, job.stats.low, job.stats.high).to(job.device))
+
+    def numbers(config: CompactConfig) -> tuple[Numbers, CodedConfig]:
+        return Numbers.of(thinned(codes, config)), config.coding
+
+    outcome = Outcome(0, time.perf_counter() - started, "done")
+    return with_codes(whole, network(start, config), config, outcome, numbers, held=held)
 
 
 def grow(recorder: Recorder, job: Job) -> Content:
@@ -107,7 +129,9 @@ def grow(recorder: Recorder, job: Job) -> Content:
         if given is not None:
             raise InputError(f"{path}: a compact network, which grows as it is, and {name} is given. Leave {name} out")
     config = read_config(job.start.settings)
-    free = {"dead_zone": 0.5, "most_bytes": None}
+    free = {"dead_zone": 0.5 if config.components else DEAD_ZONE, "most_bytes": None}
     keep_settings(job, config, tuple(free))
     config = from_dict(CompactConfig, asdict(config) | free | dict(job.settings))
+    if not config.components:
+        return grow_values(others, config, job)
     return run_fit(recorder, GrownFit(others, config, job), asdict(config))
