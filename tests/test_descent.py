@@ -218,6 +218,37 @@ def test_after_ctrl_c_the_checkpoint_file_leads_to_the_same_weights(tmp_path, op
     assert same(resumed.state(), trained(plan))
 
 
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+def test_a_network_laid_out_as_gpus_convolve_goes_on_with_momenta_laid_out_alike(tmp_path, device):
+    where, points, stopped = torch.device(device), Points(), []
+    points.order = Order(30, 8, seed=1, device=where)
+    points.values, points.labels = points.values.to(where), points.labels.to(where)
+
+    def work() -> Descent:
+        torch.manual_seed(2)
+        net = nn.Sequential(nn.Unflatten(1, (2, 1, 1)), nn.Conv2d(2, 4, 3, padding=1), nn.Flatten(), nn.Linear(4, 2))
+        net.to(where, memory_format=torch.channels_last)
+        loss = lambda values, labels: F.cross_entropy(net(values), labels)  # noqa: E731
+        return Descent("classifier", net, points, loss, SCHEDULE, where)
+
+    def stop(*told) -> None:
+        stopped.append(told)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work().run(Saving(tmp_path / "x.partial"), stop)
+    again, whole = work(), work()
+    again.run(Saving(tmp_path / "x.partial", resume=True), None)
+    whole.run(None, None)
+    for name, value in whole.state().items():
+        torch.testing.assert_close(again.state()[name], value, rtol=1e-3, atol=1e-3)
+    conv = again.modules.get_submodule("1").weight
+    assert stopped and again.optimizer.state[conv]["momentum_buffer"].stride() == conv.stride() != (18, 9, 3, 1)
+
+
 def test_without_resume_a_checkpoint_is_not_looked_at(tmp_path):
     (tmp_path / "x.partial").write_bytes(b"of some other run")
     work = descent(network())

@@ -222,7 +222,9 @@ class Descent:
             if name.startswith("optimizer."):
                 number, key = name.split(".")[1:]
                 param = params[int(number)]
-                self.optimizer.state[param][key] = value.to(param.device, copy=True)
+                like = param if value.shape == param.shape else value
+                made = torch.empty_like(like, dtype=value.dtype, device=param.device)
+                self.optimizer.state[param][key] = made.copy_(value)  # laid out as the weights are: fused steps ask it
 
     # ------------------------------------------------------------------ a piece of work
 
