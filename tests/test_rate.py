@@ -137,6 +137,14 @@ def test_without_a_head_there_is_no_accuracy(maps, tmp_path):
     assert (tmp_path / "r" / "rate.png").exists()
 
 
+@pytest.mark.parametrize("shares", [[], [0.2], [-3.0, 1.0]], ids=["no point", "one", "the least and the most"])
+def test_a_picture_of_few_points_holds_them_and_the_real_features(shares, tmp_path, recwarn):
+    points = [{"recorder": "pca", "given": {}, "bytes": 19_000, "r2": x, "replay_accuracy": abs(x) / 3} for x in shares]
+    result = {"points": points, "head": "head.pt", "real_accuracy": 0.9983, "num_samples": 10, "shape": [3]}
+    rate_report.draw(tmp_path / "a.png", result)
+    assert not recwarn.list and (tmp_path / "a.png").stat().st_size
+
+
 def test_all_recorders_that_need_features_alone_are_tried_unasked(monkeypatch):
     assert {"krnet", "raw", "quantized", "transform", "pca"} <= set(rate.default_recorders())
     assert "quantized:centroid=0.5" in rate.default_recorders()  # its best for a classifier, beside its best R2

@@ -68,10 +68,12 @@ def draw(path: Path, result: Mapping[str, Any]) -> None:
         axes.grid(alpha=0.25, which="both")
         axes.spines[["top", "right"]].set_visible(False)
         axes.margins(x=0.05, y=0.08)
-        drawn = [nines(point[key]) for point in result["points"]] or [0.0]
+        drawn = [nines(share) for share in (0.5, 0.9, *(point[key] for point in result["points"]))]
+        drawn += [nines(result["real_accuracy"])] if key == "replay_accuracy" else []
         axes.set_ylim(min(drawn) - 0.1, max(drawn) + 0.15)  # marks beyond it would widen it
         low, high = axes.get_ylim()
-        axes.set_xlim(right=axes.get_xlim()[1] * 2.2)  # room for names
+        left, right = axes.get_xlim()
+        axes.set_xlim(left / 1.1, right * 2.2)  # room for names, and for markers where there is one budget only
         taken: dict[int, float] = {}  # the lowest name so far beside lines that end at about the same bytes
         for y_end, x_end, name, colour in sorted(ends, reverse=True):
             column = round(2 * math.log2(x_end))
