@@ -17,6 +17,7 @@ from krnet.recorders import base
 from krnet.typed import parse_setting
 
 ANY = 10**9  # the budget of rows at fixed settings
+NUM_SAMPLES = 25_000  # of the base task
 FULL = 10**9  # iterations of a fit that was not cut short
 
 
@@ -34,6 +35,8 @@ def longest(rows):
     for row in rows:
         if row["recipe"] != "rate" or row["outcome"] != "ok" or row["settings"]["budget"] >= ANY:
             continue
+        if row["settings"].get("num_samples", NUM_SAMPLES) != NUM_SAMPLES:
+            continue  # of small sets
         recorder = base.choose(row["settings"]["recorder"])
         variants = [dict(parse_setting(part) for part in text.split(":")) for text in recorder.variants]
         settings = given(row, variants)
@@ -57,7 +60,7 @@ def main():
     chosen = [points[key] for key in sorted(points, key=lambda key: (order[key[0]], key[1] != "{}", key[1:]))]
     real = {point["real_accuracy"] for point in chosen}
     assert len(real) == 1, f"rows of {len(real)} sets of features: real accuracies {real}"
-    result = {"num_samples": 25_000, "shape": [64, 8, 8], "head": "F2", "real_accuracy": real.pop(), "points": chosen}
+    result = {"num_samples": NUM_SAMPLES, "shape": [64, 8, 8], "head": "F2", "real_accuracy": real.pop(), "points": chosen}
     rate_report.draw(args.out, result)
     for point in chosen:
         name, accuracy = rate_report.series_name(point["recorder"], point["given"]), 100 * point["replay_accuracy"]
