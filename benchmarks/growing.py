@@ -23,6 +23,7 @@ from krnet import ledger
 from krnet.budget import parse_size
 from krnet.features import open_features
 from krnet.metrics import fidelity
+from krnet.recorders.base import choose
 from krnet.scan import scan
 
 
@@ -50,7 +51,7 @@ def main():
         return fidelity(lambda ids: replays[ids], open_features(features), stats).r2
 
     def record(values, path, budget, share=1.0, **options):
-        if args.iterations:
+        if args.iterations and choose(args.recorder).takes_head:
             options["iterations"] = max(1, round(share * args.iterations))
         return krnet.record(
             values, labels[: len(values)], recorder=args.recorder, budget=budget, out=path, device=args.device,

@@ -60,7 +60,8 @@ def main():
     chosen = [points[key] for key in sorted(points, key=lambda key: (order[key[0]], key[1] != "{}", key[1:]))]
     real = {point["real_accuracy"] for point in chosen}
     assert len(real) == 1, f"rows of {len(real)} sets of features: real accuracies {real}"
-    result = {"num_samples": NUM_SAMPLES, "shape": [64, 8, 8], "head": "F2", "real_accuracy": real.pop(), "points": chosen}
+    result = {"num_samples": NUM_SAMPLES, "shape": [64, 8, 8], "head": "F2", "real_accuracy": real.pop()}
+    result |= {"points": chosen}
     rate_report.draw(args.out, result)
     for point in chosen:
         name, accuracy = rate_report.series_name(point["recorder"], point["given"]), 100 * point["replay_accuracy"]

@@ -5,16 +5,18 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
 import torch
+from typer.models import ArgumentInfo
 from typer.testing import CliRunner
 
 import krnet
-from krnet import cli, progress
+from krnet import cli, cli_bench, progress, tables
 from krnet.config import FitConfig, NetworkConfig, describe
 
 N, SHAPE = 40, (4, 5, 3)
@@ -186,6 +188,25 @@ def test_missed_target_is_a_warning_that_says_what_to_do(folder: Path, tmp_path:
     assert "warning" not in run(*command, "--target-r2", -10).stderr
 
 
+def test_the_warning_tells_an_r2_from_the_target_that_it_missed() -> None:
+    assert tables.below(0.91234, 0.95) == "0.9123"
+    assert tables.below(0.9999851, 0.99999) == "0.999985"
+
+
+def test_a_fit_without_iterations_has_its_seconds() -> None:
+    assert tables.fit_text({"iterations": 0, "fit_seconds": 13.93}) == "13.9 s"
+    assert tables.fit_text({"iterations": 0, "fit_seconds": 0.0}) == "none needed"
+
+
+@pytest.mark.parametrize("command", [cli.plan, cli.record, cli.verify, cli.replay, cli.learn, cli_bench.rate])
+def test_an_option_whose_metavar_is_its_name_in_capitals_is_named(command: Callable[..., None]) -> None:
+    """typer 0.27 would call --ids --IDS."""
+    for name, hint in get_type_hints(command, include_extras=True).items():
+        for option in getattr(hint, "__metadata__", ()):
+            named = isinstance(option, ArgumentInfo) or option.default is not ...  # typer keeps the name there
+            assert (option.metavar or "").lower() != name or named
+
+
 def test_help_needs_no_torch() -> None:
     code = (
         "import sys, krnet.cli as c; c.app(['record', '--help'], standalone_mode=False); print('torch' in sys.modules)"
@@ -259,6 +280,8 @@ MISUSED = {
     "IDs that are none": "replay a.krn --ids five -o OUT",
     "a duration that is none": "record features.npy -o OUT --time-budget soon",
     "a setting without value": "record features.npy -o OUT --set c0",
+    "a size that is none": "record features.npy -o OUT --budget big",
+    "targets that are none": "bench speed features.npy --targets x",
     "a shape that is none": "plan --shape big --num-samples 5",
     "samples twice": "plan --shape 4,4,4 --num-samples 5 --class-counts 5",
     "no samples": "plan --shape 4,4,4",
@@ -285,7 +308,7 @@ def test_misuse_is_exit_2_and_writes_nothing(inputs: Path, case: str) -> None:
     result = run(*MISUSED[case].split())
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
-    assert "Error: " in result.stderr
+    assert "Error: " in result.stderr and "Value error" not in result.stderr
     assert sorted(inputs.iterdir()) == before
 
 

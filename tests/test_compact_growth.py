@@ -122,6 +122,7 @@ def test_a_growth_that_was_stopped_goes_on(features, grown, tmp_path):
         ({"recorder": "pca", "iterations": None}, InputError, "by pca"),
         ({"room": ROOM}, InputError, "no budget"),
         ({"room": 0, "budget": BUDGET}, SettingError, "room"),
+        ({"room": ROOM - 1, "budget": BUDGET}, InputError, f"room is {ROOM - 1}, fewer than the {ROOM} samples"),
         ({"budget": 900}, BudgetError, "the budget is 900"),
     ],
 )
@@ -129,6 +130,14 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(features, grown, tmp_p
     with pytest.raises(kind, match=message):
         record(features, tmp_path / "a.krn", **{"start": grown[0], "iterations": 2} | options)
     assert not (tmp_path / "a.krn").exists()
+
+
+def test_features_that_the_earlier_recording_does_not_hold_are_refused(features, grown, tmp_path):
+    inserted = torch.cat([features[:300], features[FIRST:], features[300:FIRST]])
+    for others in (features.flip(0), inserted, features[:, torch.arange(len(features[0])).flip(0)]):
+        with pytest.raises(InputError, match=r"0\.krn: holds other features than the first 500 .*in the same order"):
+            record(others, tmp_path / "x.krn", start=grown[0], iterations=2)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_fewer_features_than_the_earlier_recording_has_are_refused(features, grown, tmp_path):

@@ -244,6 +244,7 @@ def test_what_the_recording_cannot_grow_by_is_refused(starts, recorder, tmp_path
         f"a recording of .* by {other.stem}": (features, labels, other),
         "its labels are not those of the first 250": (features, wrong, starts[recorder]),
         "its labels are not those of the first 250 samples": (features, None, starts[recorder]),
+        "holds other features than the first 250": (features.roll(5, 0), labels, starts[recorder]),  # of the same class
     }
     for why, (given, given_labels, start) in cases.items():
         with pytest.raises(InputError, match=why):

@@ -218,7 +218,10 @@ def test_what_is_missing_or_wrong_is_named(files, tmp_path):
     record = ("record", features, "-o", tmp_path / "y.krn", "--device", "cpu", "-q", "--recorder")
     bench = ("bench", "rate", features, "-o", tmp_path / "rate", "--device", "cpu", "-q", "--recorders")
     for arguments, why in (
-        (("verify", path), "no trunk to make features of them. Open it with .* or --trunk on the command line"),
+        (
+            ("verify", path, "--against", features),
+            "no trunk to make features of them. Open it with .* or --trunk on the command line",
+        ),
         (("replay", path, "-o", tmp_path / "r.npy", "-q"), "no trunk .* --trunk on the command line"),
         (("replay", path, "-o", tmp_path / "r.npy", "-q", "--trunk", files / "other.pt"), "features of another trunk"),
         (("replay", path, "-o", tmp_path / "r.npy", "-q", "--trunk", images), "not an archive; expected TorchScript"),

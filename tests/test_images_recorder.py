@@ -15,10 +15,11 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
+from typer.testing import CliRunner
 
 import krnet
 from forge import rewrite_metadata
-from krnet import archive
+from krnet import archive, cli
 from krnet.config import FitConfig
 from krnet.errors import ChecksumError, InputError, NotARecordingError, RecordingError, SettingError, TensorShapeError
 from krnet.features import open_features
@@ -415,6 +416,20 @@ def test_a_recording_without_its_trunk_says_what_to_give(kept):
         recording[0]
     with pytest.raises(InputError, match="trunk is of type str"):
         krnet.open(kept, trunk="trunk.pt")[0]
+
+
+def test_without_its_trunk_a_file_is_verified_all_but_for_its_probe(own):
+    report = krnet.verify(own)
+    assert report["ok"] and report["probe_error"] is None
+    shown = CliRunner().invoke(cli.app, ["verify", str(own)])
+    assert shown.exit_code == 0 and "not decoded: " in shown.stdout
+    with pytest.raises(InputError, match="no trunk to make features"):
+        krnet.verify(own, given()["features"])
+    damaged = bytearray(own.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    own.write_bytes(damaged)
+    with pytest.raises(RecordingError):
+        krnet.verify(own)
 
 
 def test_another_trunk_than_the_recorded_one_is_refused(kept):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from krnet import api, learning
 from krnet.config import FitConfig
 from krnet.descent import Saving
-from krnet.errors import SettingError
+from krnet.errors import BudgetError, SettingError
 from krnet.learners import base, kril
 from learning_tools import settings_for, small_digits, small_tasks, without_times
 
@@ -142,6 +143,31 @@ def test_all_recordings_together_keep_the_budget_and_use_most_of_it(digits, tmp_
         run_task(learner, task, tmp_path)
         assert sum(learner.storage_bytes().values()) <= budget
     assert sum(learner.storage_bytes().values()) > 0.7 * budget
+
+
+def advised(error: pytest.ExceptionInfo[BudgetError]) -> int:
+    return int(re.search(r"--budget (\d+)", str(error.value))[1])
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_a_budget_below_the_size_of_raw_features_is_refused_before_any_training(digits, tmp_path, single):
+    with pytest.raises(
+        BudgetError, match=r"the budget is 90000 bytes for all 192 samples, of which a recording of"
+    ) as e:
+        make(digits, tmp_path, recorder="raw", budget=90_000, single=single)
+    settings = {"base_epochs": 1, "epochs": 1, "single": single, "recorder": "raw", "budget": advised(e)}
+    learner = make(digits, tmp_path, **settings)
+    for task in range(3):
+        run_task(learner, task, tmp_path)
+
+
+def test_a_budget_that_a_recorder_turns_out_to_miss_is_refused_in_terms_of_the_whole(digits, tmp_path):
+    settings = {"base_epochs": 1, "epochs": 1, "recorder": "quantized"}
+    with pytest.raises(BudgetError, match=r"the budget is 3000 bytes for all 192 .*another folder \(--out\)") as error:
+        run_task(make(digits, tmp_path, budget=3000, **settings), 0, tmp_path)
+    learner = make(digits, tmp_path, budget=advised(error), **settings)
+    for task in range(3):
+        run_task(learner, task, tmp_path)
 
 
 @pytest.mark.parametrize(("recorder", "budget"), [("krnet", 60_000), ("pca", 60_000), ("quantized", None)])
@@ -308,6 +334,7 @@ def test_mirrored_replays_are_the_maps_mirrored(digits, tmp_path):
         ({"recorder_settings": "gamma=7"}, "recorder_settings has gamma, which is a setting of KRIL"),
         ({"recorder_settings": "device=cpu"}, "device, which is the run's"),
         ({"recorder_settings": "target_r2=2"}, "target_r2"),
+        ({"recorder_settings": "batch_size=9", "recorder": "raw"}, "batch_size is given, .* recorder raw fits none"),
         ({"batch_size": 1}, "batch_size is 1"),
         ({"ce": "new"}, "ce is 'new'; expected seen"),
     ],

@@ -257,8 +257,8 @@ REFUSED = {
     "an unknown method": ("krill", "unknown method 'krill'; did you mean 'kril'?"),
     "an unknown method among known ones": ("finetune all fine", "unknown method 'fine'"),
     "an unknown setting": ("finetune --set epoch=3", "unknown setting 'epoch'; did you mean 'epochs'?"),
-    "a setting of another method": ("finetune --set exemplars_per_class=3", "unknown setting 'exemplars_per_class'"),
-    "a switch of another method": ("finetune --no-aux", "unknown setting 'aux'"),
+    "a setting of another method": ("finetune --set exemplars_per_class=3", "of finetune: it is one of icarl, lucir"),
+    "a switch of another method": ("finetune --no-aux", "unknown setting 'aux' of finetune: it is one of kril"),
     "a setting given twice": ("kril --epochs 2 --set epochs=3", "epochs is given twice: 2 and 3"),
     "a setting out of range": ("finetune --set lr=-1", "lr is -1; expected at least 0"),
     "a word for a number": ("finetune --epochs 1 --set drops=early", "drops is 'early'"),
@@ -298,6 +298,7 @@ def test_refusal_is_exit_1_with_a_message_and_writes_nothing(tmp_path: Path, cas
     ("options", "message"),
     [
         ("--data digit --tasks 2", "unknown data set 'digit'; did you mean 'digits'?"),
+        ("--data nowhere", "unknown data set 'nowhere', and no such folder in "),
         ("--data digits", "tasks is 10; the base task leaves 5 of 10 classes"),
         ("--data digits --sizes 4,3", "sizes add up to 7 classes; expected all 10"),
         ("--data digits --sizes 10,0", "sizes is 0; expected at least 1"),

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -387,6 +388,50 @@ def test_a_budget_is_met_and_used(budget, tmp_path, monkeypatch):
         assert plain["bytes"] > budget - 1500 or plain["r2"] < info["r2"] + 0.002
     if budget < 60_000:  # where the largest choice is not yet too small
         assert path.stat().st_size > 0.99 * budget - 1500
+
+
+def test_a_search_codes_all_samples_a_few_times_and_the_fit_after_it_none(monkeypatch):
+    features, calls = relu_maps(300, (8, 6, 6))[0], []
+    code = _pq_codes.code
+    monkeypatch.setattr(_pq_budget, "TRIED_POSITIONS", 2048)
+    monkeypatch.setattr(_pq_codes, "code", lambda job, books, ids: calls.append(len(ids)) or code(job, books, ids))
+    job = job_for(features, rounds=3, rotations=0)
+    settings = choose("pq").for_budget(job, 12_000)
+    assert 1 <= calls.count(300) <= 5
+    calls.clear()
+    choose("pq").fit(replace(job, settings=settings))
+    assert calls == []
+    for module in (_pq_budget, _pq_codes):
+        monkeypatch.setattr(module, "Trainer", None)  # no codebooks are begun anew
+    choose("pq").for_budget(job, 12_050)
+
+
+def test_a_budget_beyond_all_use_takes_what_is_of_use():
+    features = relu_maps(60, SHAPE)[0]
+    job = job_for(features)
+    settings = choose("pq").for_budget(job, 10**9)
+    assert (settings["parts"], settings["bits"]) == (6, 10)
+    recording = krnet.record(features, recorder="pq", **settings)
+    assert recording.info()["r2"] > 0.9999
+
+
+def test_single_numbers_find_the_entry_that_all_distances_say():
+    points, entries = torch.randn(500, 1, generator=generator()), torch.randn(40, 1, generator=generator(1))
+    entries[7] = entries[8]
+    costs = torch.rand(40, generator=generator(2)) * 0.3
+    costs[3] = math.inf
+    for cost in (costs, torch.zeros(40)):
+        found = (points - entries.T).square() + cost
+        chosen = found.gather(1, _kmeans.nearest(points, entries, cost)[:, None])[:, 0]
+        assert torch.allclose(chosen, found.min(1).values, atol=1e-6)
+
+
+def test_the_guess_of_the_bytes_that_an_r2_takes_is_a_good_one():
+    job = job_for(relu_maps(300, (8, 6, 6))[0], rounds=3, rotations=0)
+    guess, fixed = choose("pq").likely_bytes(job, 0.9)
+    config = _pq_books.PQConfig(**choose("pq").for_budget(job, int(guess)))
+    found = _pq_codes.whole_plan(job, _pq_books.resolved(job, config))
+    assert fixed < guess and 0.05 < found.codes.squared_error / job.stats.variance < 0.2
 
 
 def test_a_budget_too_small_for_any_setting_gives_a_small_one():

@@ -62,6 +62,15 @@ def test_float16_rounds_to_the_nearest_and_takes_half_the_bytes(raw, tmp_path):
     assert 0 < half.info()["mse"] < 1e-6 and 0.99999 < half.info()["r2"] < 1
 
 
+def test_features_of_float16_stay_so_unless_asked_otherwise():
+    features = torch.rand(20, 3, 4).half()
+    for budget in (None, "1MB"):
+        kept = krnet.record(features, recorder="raw", budget=budget)
+        assert kept.settings == {"dtype": "float16"} and torch.equal(kept[:], features.float())
+    assert krnet.record(features, recorder="raw", dtype="float32").settings == {"dtype": "float32"}
+    assert krnet.record(features.bfloat16(), recorder="raw").settings == {"dtype": "float32"}
+
+
 def test_every_byte_of_the_file_is_counted(raw):
     features, _, path = raw
     info = krnet.open(path).info()
@@ -157,6 +166,15 @@ def test_settings_of_a_network_are_refused_with_the_nearest_name():
         krnet.record(torch.rand(5, 3), recorder="raw", dtyp="float16")
     with pytest.raises(SettingError, match="unknown setting 'dtype'"):
         krnet.record(torch.rand(5, 3), dtype="float16")
+
+
+@pytest.mark.parametrize("recorder", ["raw", "quantized", "transform", "pca", "pq", "images"])
+def test_settings_of_a_fit_are_refused_by_recorders_that_fit_no_network(recorder):
+    for name, value in {"gamma": 0.1, "schedule": "paper", "iterations": 5, "time_budget": 1.0, "lr": 0.1}.items():
+        with pytest.raises(SettingError, match=f"{name} is given, .* {recorder} fits none; .*autoencoder or krnet"):
+            krnet.record(torch.rand(5, 3), recorder=recorder, **{name: value})
+    if recorder != "images":
+        assert krnet.record(torch.rand(5, 3), recorder=recorder, seed=3, device="cpu", target_r2=0.5).info()["r2"] > 0.5
 
 
 def test_a_preset_a_head_or_a_recording_to_start_from_is_refused(raw, tmp_path):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from krnet.typed import parse_counts, parse_duration, parse_ids, parse_setting, parse_sizes
+from krnet.typed import parse_counts, parse_duration, parse_ids, parse_setting, parse_sizes, parse_targets
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,8 @@ from krnet.typed import parse_counts, parse_duration, parse_ids, parse_setting, 
         (parse_setting, "drops=0.5,1", ("drops", (0.5, 1))),
         (parse_setting, "recorder_settings=d0=8,c0=4", ("recorder_settings", "d0=8,c0=4")),
         (parse_setting, "order=1,two", ("order", "1,two")),
+        (parse_targets, "0.95,0.98,1", (0.95, 0.98, 1.0)),
+        (parse_targets, "", ()),
         (parse_ids, "5", [5]),
         (parse_ids, "-1", [-1]),
         (parse_ids, "0:100", [slice(0, 100)]),
@@ -52,6 +54,7 @@ def test_typed_text_becomes_its_value(parse: Callable[[str], object], text: str,
         *((parse_counts, text) for text in ("", "x5", "5x", "5,,5", "-5")),
         *((parse_duration, text) for text in ("", "-5", "m", "5y", "nan", "inf")),
         *((parse_setting, text) for text in ("", "c0", "=5")),
+        *((parse_targets, text) for text in ("x", "0.9,", "1.1", "nan")),
         *((parse_ids, text) for text in ("", "a", "1,", "1:2:0", "1:2:3:4", "1.5")),
     ],
 )

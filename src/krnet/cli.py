@@ -87,12 +87,14 @@ def common(
 def plan(
     shape: Annotated[
         Any,
-        typer.Option(parser=typed.parse_sizes, metavar="C,H,W", help="Shape of one sample.", show_default=False),
+        typer.Option(
+            parser=typed.option(typed.parse_sizes), metavar="C,H,W", help="Shape of one sample.", show_default=False
+        ),
     ],
     class_counts: Annotated[
         Any,
         typer.Option(
-            parser=typed.parse_counts,
+            parser=typed.option(typed.parse_counts),
             metavar="N,N,...",
             help="Samples of each class; 500x50 stands for 50 classes of 500.",
             show_default=False,
@@ -140,7 +142,7 @@ def record(
     budget: Annotated[
         Any,
         typer.Option(
-            parser=parse_size,
+            parser=typed.option(parse_size),
             metavar="12MB|800kB|BYTES",
             help="Most bytes of the file (MB = 10^6): the best recording of at most that size.",
             show_default="none",
@@ -156,7 +158,7 @@ def record(
     ] = None,
     target_r2: Annotated[float | None, fit_option("target_r2", "none")] = None,
     time_budget: Annotated[
-        Any, fit_option("time_budget", "none", parser=typed.parse_duration, metavar="SECONDS|10m|1h30m")
+        Any, fit_option("time_budget", "none", parser=typed.option(typed.parse_duration), metavar="SECONDS|10m|1h30m")
     ] = None,
     schedule: Annotated[str | None, fit_option("schedule", FitConfig.schedule, metavar="|".join(SCHEDULES))] = None,
     seed: Annotated[int | None, fit_option("seed", str(FitConfig.seed))] = None,
@@ -244,7 +246,8 @@ def record(
             else "No larger file was better: leave out settings that hold it back, fit longer where there is a network "
             "(--iterations, --time-budget), or take another recorder"
         )
-        say(f"warning: {out} was written, but its R2 of {info['r2']:.4f} is below the target of {target}. {more}")
+        shown = tables.below(info["r2"], target)
+        say(f"warning: {out} was written, but its R2 of {shown} is below the target of {target}. {more}")
 
 
 def _read_trunk(path: Path | None, device: str | None) -> Any:
@@ -309,7 +312,8 @@ def replay(
     ids: Annotated[
         Any,
         typer.Option(
-            parser=typed.parse_ids,
+            "--ids",
+            parser=typed.option(typed.parse_ids),
             metavar="IDS",
             help="Sample IDs: 5 or 0:100 or ::10 or 5,3,7:9 or -1, or @FILE.npy with integers or a mask.",
             show_default="all",

@@ -27,7 +27,13 @@ def speed(
         str | None, typer.Option(help=f"{', '.join(PRESETS)}; or none, for sizes from the data.")
     ] = "cifar100",
     targets: Annotated[
-        str, typer.Option(metavar="R2,R2,...", help="Measure the time to reach each, on FEATURES.", show_default="none")
+        Any,
+        typer.Option(
+            parser=typed.option(typed.parse_targets),
+            metavar="R2,R2,...",
+            help="Measure the time to reach each, on FEATURES.",
+            show_default="none",
+        ),
     ] = "",
     device: Device = None,
     as_json: Json = False,
@@ -44,12 +50,11 @@ def speed(
     """
     from krnet.speed import bench as measure
 
-    wanted = tuple(float(part) for part in targets.split(",") if part)
-    if wanted and features is None:
+    if targets and features is None:
         raise typer.BadParameter("--targets needs FEATURES to reach them on")
     chosen = None if preset == "none" else preset
     tell = (lambda text: None) if quiet else say
-    found = measure(features, labels, preset=chosen, device=device, targets=wanted, say=tell)
+    found = measure(features, labels, preset=chosen, device=device, targets=targets, say=tell)
     tables.show(found, tables.speed_rows(found), as_json)
 
 
@@ -70,7 +75,10 @@ def rate(
         ),
     ] = None,
     budgets: Annotated[
-        Any, typer.Option(parser=parse_sizes, metavar="SIZE,SIZE,...", help="Most bytes of a file (MB = 10^6).")
+        Any,
+        typer.Option(
+            parser=typed.option(parse_sizes), metavar="SIZE,SIZE,...", help="Most bytes of a file (MB = 10^6)."
+        ),
     ] = "3MB,6.5MB,12MB,24MB",
     recorders: Annotated[
         str | None,
@@ -85,7 +93,7 @@ def rate(
     key: Key = None,
     iterations: Annotated[int | None, fit_option("iterations", "the schedule's")] = None,
     time_budget: Annotated[
-        Any, fit_option("time_budget", "none", parser=typed.parse_duration, metavar="SECONDS|10m|1h30m")
+        Any, fit_option("time_budget", "none", parser=typed.option(typed.parse_duration), metavar="SECONDS|10m|1h30m")
     ] = None,
     seed: Annotated[int, fit_option("seed", str(FitConfig.seed))] = FitConfig.seed,
     settings: Annotated[

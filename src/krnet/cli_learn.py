@@ -45,7 +45,7 @@ def learn(
     sizes: Annotated[
         Any,
         typer.Option(
-            parser=typed.parse_counts,
+            parser=typed.option(typed.parse_counts),
             metavar="B,N,N,...",
             help="Classes of every task, the base task first, instead of the other two; 50,5x10 is 50 and ten times 5.",
             show_default="equal tasks",
@@ -69,7 +69,7 @@ def learn(
     budget: Annotated[
         Any,
         typer.Option(
-            parser=parse_size,
+            parser=typed.option(parse_size),
             metavar="SIZE",
             help="Most bytes that kril's recordings, or the exemplars of icarl and lucir, may take (MB = 10^6).",
             show_default="none",

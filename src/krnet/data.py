@@ -158,8 +158,12 @@ def _find_folder(name: str, data_folder: AnyPath | None) -> Path:
     if name.startswith(FOLDER_PREFIX) or os.sep in name:
         raise DataError(f"{path}: no such folder; expected one with train and val in it, each with a folder per class")
     near = difflib.get_close_matches(name, NAMES, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"expected {', '.join(NAMES)} or {FOLDER_PREFIX}PATH"
-    raise SettingError(f"unknown data set {name!r}; {hint}")
+    if near:
+        raise SettingError(f"unknown data set {name!r}; did you mean {near[0]!r}?")
+    where = " or ".join(str(candidate.parent.absolute()) for candidate in candidates)
+    raise SettingError(
+        f"unknown data set {name!r}, and no such folder in {where}; expected {', '.join(NAMES)} or {FOLDER_PREFIX}PATH"
+    )
 
 
 def _load_digits() -> DataSet:

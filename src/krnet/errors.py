@@ -44,6 +44,9 @@ class SettingError(InputError):
 class BudgetError(InputError):
     """A recording that is larger than it may be."""
 
+    needed: int = 0
+    """Bytes that it would take."""
+
 
 class ResumeError(InputError):
     """A checkpoint that belongs to other features or settings."""

@@ -7,8 +7,10 @@ x.pt2 (torch.export), x.pt (TorchScript), the folder of a `krnet learn kril` run
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -115,6 +117,11 @@ class Unfused(nn.Module):
     def __init__(self, module: nn.Module):
         super().__init__()
         self.module = module
+
+    def __deepcopy__(self, memo: Any) -> Unfused:
+        with warnings.catch_warnings():  # of a program of torch.export, about torch's own classes
+            warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
+            return Unfused(copy.deepcopy(self.module, memo))
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.jit.optimized_execution(False):

@@ -61,7 +61,7 @@ def explain_settings(config: type, but: type | None = None) -> str:
 
 def set_option(help: str) -> Any:
     return typer.Option(
-        "--set", parser=typed.parse_setting, metavar="NAME=VALUE", show_default=False,
+        "--set", parser=typed.option(typed.parse_setting), metavar="NAME=VALUE", show_default=False,
         help=f"{help}; may be given several times.",
     )  # fmt: skip
 

@@ -116,10 +116,11 @@ class Bench:
             kept = {"fitted_with": fitted}
         if "checksum" not in kept:
             started = time.perf_counter()
+            options = self.options if recorder.takes_head else {"seed": self.options["seed"]}
             made = api.record(
                 self.source, self.labels, recorder=series.recorder, budget=budget, over_budget=True, out=path,
                 resume=True, device=str(self.device), watch=watch, head=None if head is None else head.trainable,
-                **self.options | own | series.settings,
+                **options | own | series.settings,
             )  # fmt: skip
             kept = {"fitted_with": fitted, "checksum": made.fingerprint, "seconds": time.perf_counter() - started}
         new = kept.get("scored_with") != scored

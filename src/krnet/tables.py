@@ -108,8 +108,13 @@ def info_rows(info: Mapping[str, Any]) -> Rows:
 
 def fit_text(info: Mapping[str, Any]) -> str:
     if not info["iterations"]:
-        return "none needed"
+        return f"{info['fit_seconds']:.1f} s" if info["fit_seconds"] >= 0.05 else "none needed"
     return f"{info['fit_seconds']:.1f} s, {info['iterations']:,} iterations, stopped by {info['stopped_by']}"
+
+
+def below(value: float, limit: float) -> str:
+    """A value below a limit, in four digits or in as many as tell the two apart."""
+    return next(text for digits in range(4, 18) if float(text := f"{value:.{digits}f}") < limit or digits == 17)
 
 
 def fast_error(info: Mapping[str, Any]) -> str:
@@ -125,12 +130,18 @@ def verify_rows(report: Mapping[str, Any]) -> Rows:
     rows = [
         ("recording", f"{report['path']}: all {report['tensors']} tensors as written"),
         ("file", megabytes(report["bytes"])),
-        ("probe", f"decodes to within {report['probe_error']:.3g} of the values decoded when it was written"),
+        ("probe", probe_text(report["probe_error"])),
     ]
     if report["r2"] is not None:
         same = "the features it was recorded from" if report["same_features"] else "not those it was recorded from"
         rows += [("features", same), ("R2", f"{report['r2']:.5f} (MSE {report['mse']:.3g})")]
     return rows
+
+
+def probe_text(error: float | None) -> str:
+    if error is None:
+        return "not decoded: the file holds images, and their features take the trunk (--trunk)"
+    return f"decodes to within {error:.3g} of the values decoded when it was written"
 
 
 def replay_rows(written: Mapping[str, Any]) -> Rows:

@@ -1,22 +1,41 @@
 """What a user types, as values: shapes, class counts, durations, settings and sample IDs.
 
 "256,14,14" -> (256, 14, 14)    "500x50" -> 50 counts of 500    "10m" -> 600.0    "c0=64" -> ("c0", 64)
-"5,3,7:9" -> [5, 3, slice(7, 9)]    "drops=0.5,0.75" -> ("drops", (0.5, 0.75))
+"5,3,7:9" -> [5, 3, slice(7, 9)]    "drops=0.5,0.75" -> ("drops", (0.5, 0.75))    "0.95,0.98" -> (0.95, 0.98)
 
-A ValueError says what is wrong; the command line makes exit code 2 of it. Nothing here needs torch.
+A ValueError says what is wrong; the command line makes exit code 2 of it (option). Nothing here needs torch.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import typer
+
+T = TypeVar("T")
 
 WORDS = {"true": True, "false": False, "none": None}
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 Selection = list[int | slice] | Path
 """Numbers and slices in the order asked, or a .npy file of IDs."""
+
+
+def option(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """The parser of an option: of a ValueError some versions of typer show too much, others only the value."""
+
+    @wraps(parse)
+    def parsed(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+
+    return parsed
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
@@ -45,6 +64,16 @@ def parse_duration(text: str) -> float:
     if not re.fullmatch(f"(({number})[smhd])+", text):
         raise ValueError(f"{text!r} is not a duration; expected seconds, or 90s, 10m, 1h30m")
     return sum(float(amount) * UNITS[unit] for amount, unit in re.findall(f"({number})([smhd])", text))
+
+
+def parse_targets(text: str) -> tuple[float, ...]:
+    """0.95,0.98"""
+    if not text:
+        return ()
+    found = [_parse_number(part) for part in text.split(",")]
+    if not all(number is not None and number <= 1 for number in found):
+        raise ValueError(f"{text!r} are not targets; expected R2 of at most 1, such as 0.95,0.98")
+    return tuple(float(number) for number in found if number is not None)
 
 
 def parse_setting(text: str) -> tuple[str, Any]:

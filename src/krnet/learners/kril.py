@@ -20,8 +20,10 @@ it keeps all old images, compressed, and replays them through F1.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+import copy
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +32,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from krnet import api, augment, backbones
-from krnet.config import PAPER_FITS, SCHEDULES, FitConfig, check_choice, check_int, check_range, unknown_setting
+from krnet.config import PAPER_FITS, SCHEDULES, FitConfig, check_choice, check_int, check_range
 from krnet.descent import Group, Saving, Watch
-from krnet.errors import SettingError
+from krnet.errors import BudgetError, SettingError
 from krnet.learners._kril_batches import Maps, MixedBatches, NewFeatures, for_f2
 from krnet.learners.base import EVALUATION_BATCH, Context, Learner, LearnerConfig, Work, register
-from krnet.recorders.base import choose
+from krnet.recorders.base import FIT_NAMES, check_names, choose
 from krnet.replay import Recording
 from krnet.typed import parse_setting
 
@@ -116,14 +118,13 @@ class KrilConfig(LearnerConfig):
         for name in ("recorder_iterations", "budget"):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), 1)
-        fit = {f.name for f in fields(FitConfig)}
-        known, own = choose(self.recorder).setting_names | fit, self.own_settings()
+        own = self.own_settings()
         for name in own:
-            if name not in known:
-                raise unknown_setting(name, known)
             if name in SET_ELSEWHERE:
                 raise SettingError(f"recorder_settings has {name}, which {SET_ELSEWHERE[name]}; leave it out there")
-        FitConfig(**{name: value for name, value in own.items() if name in fit})  # refused now, not after a base task
+        check_names(choose(self.recorder), own)
+        # Refused now, not after a base task.
+        FitConfig(**{name: value for name, value in own.items() if name in FIT_NAMES})
 
     @property
     def kind_of_new(self) -> str:
@@ -144,17 +145,29 @@ class RecorderFit:
     shared: dict[str, Any] | None = None
     epochs: int | None = None
 
-    def __init__(self, name: str, path: Path, features: Tensor, labels: Tensor, device: torch.device, **options: Any):
+    def __init__(
+        self,
+        name: str,
+        path: Path,
+        features: Tensor,
+        labels: Tensor,
+        device: torch.device,
+        too_large: Callable[[int], BudgetError],
+        **options: Any,
+    ):
+        """too_large: the refusal of a recording that takes so many bytes, in terms of the whole run's budget."""
         self.name, self.path, self.device = name, path, device
-        self.features, self.labels, self.options = features, labels, options
+        self.features, self.labels, self.too_large, self.options = features, labels, too_large, options
 
     def run(self, saving: Saving | None, watch: Watch | None) -> None:
-        resume = saving is not None and saving.resume
-        settings = self.options | ({} if saving is None else {"checkpoint_s": saving.every_s})
+        options = self.options | {"device": str(self.device), "resume": saving is not None and saving.resume}
+        if saving is not None and choose(options["recorder"]).takes_head:
+            options["checkpoint_s"] = saving.every_s
         tell = None if watch is None else (lambda status, r2: watch(status))
-        api.record(
-            self.features, self.labels, out=self.path, resume=resume, device=str(self.device), watch=tell, **settings
-        )
+        try:
+            api.record(self.features, self.labels, out=self.path, watch=tell, **options)
+        except BudgetError as error:
+            raise self.too_large(error.needed) from error
 
     def result(self) -> dict[str, Tensor]:
         return {"samples": torch.tensor(len(self.labels))}  # the file itself is what counts
@@ -177,6 +190,8 @@ class Kril(Learner):
         self.f2 = backbones.Classifier(self.tail, self.model.head)
         if config.flip_replays and not context.data.flip:
             raise SettingError(f"flip_replays is set, and {context.data.name} is not to be mirrored; leave it out")
+        if config.budget is not None:
+            self._check_budget(config.budget)
 
     # ------------------------------------------------------------------ learning
 
@@ -273,7 +288,12 @@ class Kril(Learner):
             if c.recorder == "krnet" and c.warm_start and preset is not None and earlier is not None:
                 options |= {"start": earlier, "preset": None}
         name = "recorder of the base task" if task == 0 else "recorder"
-        return RecorderFit(name, self._files(task)[-1], features, labels, self.device, **options)
+
+        def too_large(needed: int) -> BudgetError:
+            text = self._too_large(needed, len(labels), options["budget"])
+            return BudgetError(f"{text}. A run keeps its budget: start again in another folder (--out)")
+
+        return RecorderFit(name, self._files(task)[-1], features, labels, self.device, too_large, **options)
 
     def _images(self, task: int) -> dict[str, Any]:
         """For a recorder that stores images: those of a task, class by class, and how F1 is shown them."""
@@ -303,6 +323,28 @@ class Kril(Learner):
         if self.config.single:
             return budget
         return budget * counts[0] // sum(counts) if task == 0 else budget - self._files(0)[0].stat().st_size
+
+    def _check_budget(self, budget: int) -> None:
+        """Where a recorder's least size is known, a budget below it is refused before the base task is trained."""
+        recorder, counts = choose(self.config.recorder), self._counts()
+        with torch.no_grad():
+            image = torch.zeros(1, *self.context.data.input_shape, device=self.device)
+            shape = copy.deepcopy(self.trunk).eval()(image).shape[1:]
+        for num_samples, share in ((counts[0], self._budget(0)), (sum(counts), budget)):
+            least = recorder.least_bytes(num_samples, shape, self.config.own_settings())
+            if least > share:
+                raise BudgetError(self._too_large(least, num_samples, share))
+
+    def _too_large(self, needed: int, num_samples: int, share: int) -> str:
+        """What is wrong with a budget of which a recording of so many samples may take a share, and needs more."""
+        recorder, num_all = self.config.recorder, sum(self._counts())
+        # Shares go by samples, and so does a size, nearly: every file has a header, too.
+        enough = 1000 * math.ceil((1.01 * needed * num_all / num_samples + 5000) / 1000)
+        return (
+            f"the budget is {self.config.budget} bytes for all {num_all} samples, of which a recording of "
+            f"{num_samples} of them may take {share}; recorder {recorder} needs {needed} for it. Give a budget of "
+            f"about {enough} bytes (--budget {enough}), leave out settings of your own, or take another recorder"
+        )
 
     def _files(self, task: int) -> list[Path]:
         """Recordings that hold all samples up to and including a task."""

@@ -49,6 +49,11 @@ def settings_of(
     known = {m: {f.name for f in fields(base.choose(m).config_class)} for m in methods}
     for name in given:
         if not any(name in names for names in known.values()):
+            having = [m for m in base.names() if name in {f.name for f in fields(base.choose(m).config_class)}]
+            if having:
+                raise SettingError(
+                    f"unknown setting {name!r} of {', '.join(methods)}: it is one of {', '.join(having)}. Leave it out"
+                )
             raise unknown_setting(name, set().union(*known.values()))
     merged = {m: {**defaults_for(data, m), **presets[m].get(preset or "", {}), **given} for m in methods}
     return {m: {k: v for k, v in merged[m].items() if k in known[m]} for m in methods}

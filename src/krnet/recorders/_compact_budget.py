@@ -67,10 +67,10 @@ def likely_error(error: float) -> float:
     return error * min(1.0, GAIN[0] * error ** GAIN[1])
 
 
-def width(job: Job, budget: float, network: Callable[[int], CompactConfig]) -> int:
-    """Channels of the widest network that takes no more."""
+def affordable(job: Job, budget: float, network: Callable[[int], CompactConfig]) -> list[int]:
+    """Channels of networks that take no more, the widest first; the last is none."""
     widths = [c1 for c1 in WIDTHS if c1 <= max(map_shape(job.source.shape)[0], 8)]
-    return next(c1 for c1 in widths if c1 == 0 or network_bytes(job.source.shape, network(c1)) <= budget)
+    return [c1 for c1 in widths if c1 == 0 or network_bytes(job.source.shape, network(c1)) <= budget]
 
 
 def without_axes(job: Job, budget: int) -> tuple[CompactConfig, float]:
@@ -101,10 +101,12 @@ def without_axes(job: Job, budget: int) -> tuple[CompactConfig, float]:
         return config, float((restored - codes).double().square().mean()) / max(job.stats.variance, 1e-12)
 
     plain = rounding(0)
-    if plain[1] < COARSE or not (c1 := width(job, KEPT_REPAIR * budget, network)):
-        return plain
-    config, error = rounding(c1)
-    return min(plain, (config, REPAIRED * error), key=lambda found: found[1])
+    widths = affordable(job, KEPT_REPAIR * budget, network) if plain[1] >= COARSE else [0]
+    for c1 in widths[:-1]:  # the widest that is worth what it takes from the values
+        config, error = rounding(c1)
+        if REPAIRED * error < plain[1]:
+            return config, REPAIRED * error
+    return plain
 
 
 def with_axes(job: Job, budget: int) -> tuple[CompactConfig, float]:
@@ -128,7 +130,7 @@ def with_axes(job: Job, budget: int) -> tuple[CompactConfig, float]:
         rounding = components * finest(components) ** 2 / 12 * (1 + num_values / job.num_planned)
         return rounding + float(axes.std[components:].double().square().sum())
 
-    c1 = width(job, KEPT_SHARE * budget, lambda c1: network(1.0, 1, c1))
+    c1 = affordable(job, KEPT_SHARE * budget, lambda c1: network(1.0, 1, c1))[0]
     # No more than there are samples: what is above 0 beyond is rounding.
     most = min(len(axes.std), len(job.source), int((axes.std > 0).sum()) or 1)
     tried = sorted({max(1, round(most * 0.85**n)) for n in range(math.ceil(math.log(most) / -math.log(0.85)) + 1)})

@@ -6,8 +6,9 @@ positions of some samples -> order of channels -> rotation -> parts -> k-means -
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,17 +17,19 @@ from krnet.config import check_int, check_range
 from krnet.errors import SettingError
 from krnet.quantize import MAX_TABLES
 from krnet.recorders._basis import Basis
-from krnet.recorders._features import normalised_chunks
+from krnet.recorders._features import learned_once, normalised_chunks
 from krnet.recorders._kmeans import constrain, kmeans, nearest
 from krnet.recorders._numbers import MAX_BLOCK, evenly
 from krnet.recorders.base import Job
 
+T = TypeVar("T")
 MAX_BITS = 12  # the coder's largest alphabet
 USUAL_PARTS = 8
 # Positions to train on: more are a little better, and take as much longer.
 PER_ENTRY = {"cpu": 64, "cuda": 256}
 READ_SAMPLES = 4096  # that positions to train on are taken from, at least
 TURNS, ROTATED = 8, 1024  # of k-means and rotation; channels up to which there is one
+TURNED = 1 << 14  # positions that it is found from, or 16 a channel
 ORDERED = 4096  # channels up to which likeness is looked at: a matrix of channels x channels
 
 
@@ -180,25 +183,59 @@ class Trainer:
     def __init__(self, job: Job, config: PQConfig):
         assert config.parts and config.train_positions, "settings that are still open"
         self.config, self.shape = config, job.source.shape or (1,)
-        points = training_positions(job, config.train_positions)
-        widths = part_widths(self.shape[0], config.parts)
-        self.order = by_likeness(points, widths).to(job.device)
+        self.points = training_positions(job, config.train_positions)
+        self.widths = part_widths(self.shape[0], config.parts)
+        self.order = by_likeness(self.points, self.widths).to(job.device)
+        self.turn: Tensor | None = None
         generator = torch.Generator(job.device).manual_seed(job.fit.seed)
-        points, self.turn = points[:, self.order], None
         if config.rotations:
-            some = points[: 1 << 16]
-            self.turn = best_rotation(some, widths, min(2**config.bits, 256), config.rotations, generator)
-            points = points @ self.turn.float()
-        self.points = [part.contiguous() for part in points.split(widths, dim=1)]
-        self.start = [kmeans(part, 2**config.bits, config.rounds, generator) for part in self.points]
+            wanted = max(TURNED, 16 * self.shape[0])
+            some = self.points[:: max(1, len(self.points) // wanted), self.order]
+            self.turn = best_rotation(some, self.widths, min(2**config.bits, 256), config.rotations, generator)
+        self.start = [kmeans(part, 2**config.bits, config.rounds, generator) for part in self.parts()]
+
+    def parts(self) -> list[Tensor]:
+        """Made anew each time: trainers of one search share their points."""
+        points = self.points[:, self.order]
+        points = points if self.turn is None else points @ self.turn.float()
+        return [part.contiguous() for part in points.split(self.widths, dim=1)]
 
     def books(self, rate_weight: float) -> Codebooks:
-        found = [constrain(p, e, rate_weight, self.config.rounds) for p, e in zip(self.points, self.start)]
+        found = [constrain(p, e, rate_weight, self.config.rounds) for p, e in zip(self.parts(), self.start)]
         return Codebooks(self.shape, self.order, self.turn, [e for e, _ in found], [costs for _, costs in found])
+
+
+class Kept:
+    """What was found for some features, so that a search among settings, and the fit after it, find it once."""
+
+    def __init__(self) -> None:
+        self.points: dict[int, Tensor] = {}
+        self.found: dict[str, tuple[Hashable, Any]] = {}
+        self.tries: dict[PQConfig, Any] = {}
+
+    def latest(self, kind: str, key: Hashable, make: Callable[[], T]) -> T:
+        """`make()`, or what it made the last time for the same key."""
+        if kind not in self.found or self.found[kind][0] != key:
+            self.found.pop(kind, None)
+            self.found[kind] = key, make()
+        made: T = self.found[kind][1]
+        return made
+
+
+def kept_for(job: Job) -> Kept:
+    """Gone with the features."""
+    return learned_once(job, "pq", None, Kept)
 
 
 def training_positions(job: Job, wanted: int) -> Tensor:
     """About so many positions (n, C), of samples evenly spaced."""
+    known = kept_for(job).points
+    if wanted not in known:
+        known[wanted] = read_positions(job, wanted)
+    return known[wanted]
+
+
+def read_positions(job: Job, wanted: int) -> Tensor:
     per_sample = math.prod((job.source.shape or (1,))[1:])
     num_read = min(len(job.source), max(READ_SAMPLES, -(-wanted // per_sample)))
     ids = evenly(len(job.source), num_read)

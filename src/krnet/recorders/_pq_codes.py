@@ -16,7 +16,7 @@ from krnet.quantize import MAX_TABLES, Tables
 from krnet.recorders._features import normalised_chunks
 from krnet.recorders._kmeans import tally
 from krnet.recorders._numbers import CHUNK_BYTES, MAX_BLOCK, CodedConfig, CodedNumbers, Numbers, encode, survey
-from krnet.recorders._pq_books import Codebooks, PQConfig, Trainer
+from krnet.recorders._pq_books import Codebooks, PQConfig, Trainer, kept_for
 from krnet.recorders.base import Job, planned_overhead
 
 CODES, ENTRIES = "codes.", "entries."
@@ -136,6 +136,15 @@ class Plan:
     """Tensors of the codebooks."""
     size_bytes: int
     """Of the file, grown to all planned samples, from above by less than a kilobyte or so."""
+
+
+def whole_plan(job: Job, config: PQConfig) -> Plan:
+    """That of all samples. The latest is kept, and its trainer, which serves every price of a bit."""
+    kept, books_of = kept_for(job), replace(config, rate_weight=0.0, entry_step=None, block_size=1)
+    trainer = kept.latest("trainer", books_of, lambda: Trainer(job, config))
+    return kept.latest(
+        "plan", (config, job.num_planned), lambda: make_plan(job, config, trainer, torch.arange(len(job.source)))
+    )
 
 
 def make_plan(job: Job, config: PQConfig, trainer: Trainer, ids: Tensor) -> Plan:

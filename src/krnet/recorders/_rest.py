@@ -15,8 +15,14 @@ from dataclasses import replace
 import torch
 
 from krnet.errors import InputError
-from krnet.recorders.base import Job
+from krnet.recorders.base import Earlier, Job
 from krnet.samples import Samples
+from krnet.scan import normalise
+
+CHECKED = 64  # samples held that show whether these features are those that were recorded
+COUNTED = 0.95  # share of them: the error of a few may be that of hundreds
+SLACK = 1.5  # times the error that the recording had; of samples in another order it is (1 + R2) / (1 - R2) times that
+ROUNDED = 0.01  # of the variance: features that were made in 16 bits, or anew, are those that were recorded
 
 
 def rest(job: Job, recorder: str) -> Job:
@@ -41,6 +47,7 @@ def rest(job: Job, recorder: str) -> Job:
             f"{start.path}: its labels are not those of the first {held} samples. Give the features and labels of all "
             f"samples, those that start holds first"
         )
+    check_values(job, start)
     others = source.behind(held)
     low, high = (start.tensor(n, shape=job.stats.low.shape, dtype=torch.float32) for n in ("low", "high"))
     return replace(
@@ -49,6 +56,25 @@ def rest(job: Job, recorder: str) -> Job:
         samples=Samples(len(others), source.shape, None if labels is None else labels[held:]),
         stats=replace(job.stats, low=low, high=high, count=len(others) * math.prod(source.shape)),
     )
+
+
+def check_values(job: Job, start: Earlier) -> None:
+    """Refuse features the first of which lie much farther from the replays than the recording says.
+
+    They are what it was recorded from, or its replays: either lies as near as the recording says, or nearer.
+    """
+    ids = torch.linspace(0, len(start) - 1, min(CHECKED, len(start)), dtype=torch.float64).round().long()
+    given = (start.replay(ids).cpu(), job.source.read(ids))
+    replays, real = (normalise(x, job.stats.low, job.stats.high, clamp=False).reshape(len(ids), -1) for x in given)
+    errors = (replays - real).square().mean(1).sort().values
+    error, variance = errors[: math.ceil(COUNTED * len(ids))].mean().item(), real.var(correction=0).item()
+    expected = start.info()["r2"]
+    if not error <= (SLACK * (1 - expected) + ROUNDED) * variance + 1e-12:
+        raise InputError(
+            f"{start.path}: holds other features than the first {len(start)} of {job.source.name}: its replays have R2 "
+            f"{1 - error / max(variance, 1e-12):.3g} against these, and had {expected:.3g} when recorded. Give the "
+            f"features of all samples, those that start holds first and in the same order, or record without start"
+        )
 
 
 def keep_settings(job: Job, config: object, free: Sequence[str]) -> None:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from krnet.archive import TensorStore as TensorStore
-from krnet.config import FitConfig, check_choice
-from krnet.errors import InputError, MissingTensorError, TensorShapeError, UnknownRecorderError
+from krnet.config import FitConfig, check_choice, unknown_setting
+from krnet.errors import InputError, MissingTensorError, SettingError, TensorShapeError, UnknownRecorderError
 from krnet.features import FeatureSource
 from krnet.samples import Samples
 from krnet.scan import FeatureStats
@@ -30,6 +30,8 @@ from krnet.training import Status
 
 PROBE_SAMPLES = 8
 PROBE_VALUES = 64  # per sample, evenly spaced: 2 KB in all, enough to notice a wrong decoder
+FIT_NAMES = frozenset(f.name for f in fields(FitConfig))
+FITTING_NONE = frozenset({"target_r2", "seed", "device"})  # those that mean something where no network is fitted
 
 
 class Earlier(TensorStore, Protocol):
@@ -48,6 +50,8 @@ class Earlier(TensorStore, Protocol):
     @property
     def labels(self) -> Tensor | None: ...
     def __len__(self) -> int: ...
+    def replay(self, ids: Tensor) -> Tensor: ...
+    def info(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -139,6 +143,10 @@ class Recorder(ABC):
         """
         return dict(job.settings)  # of a recorder that has one size
 
+    def least_bytes(self, num_samples: int, shape: Sequence[int], settings: Mapping[str, Any]) -> int:
+        """What no file of so many samples goes below, as far as that is known before there are features."""
+        return 0
+
     def stops_at_target(self, preset: str | None, start: object, settings: Mapping[str, Any]) -> bool:
         """What target_r2 means: the end of a fit whose size these give, or, if not that, a size to be found."""
         return False
@@ -180,6 +188,20 @@ def refuse_network(job: Job, recorder: str, options: Sequence[str] = ("preset", 
     for option in options:
         if getattr(job, option) is not None:
             raise InputError(f"{option} is given, and recorder {recorder} has no network to use it; leave {option} out")
+
+
+def check_names(recorder: Recorder, given: Iterable[str]) -> None:
+    """Refuse settings that a recorder does not have, and those of a fit where it fits nothing."""
+    of_fit = FIT_NAMES if recorder.takes_head else FITTING_NONE
+    for name in given:
+        if name in FIT_NAMES - of_fit:
+            fitted = " or ".join(other.name for other in _REGISTRY.values() if other.takes_head)
+            raise SettingError(
+                f"{name} is given, a setting of a network's fit, and recorder {recorder.name} fits none; leave {name} "
+                f"out, or take recorder {fitted}"
+            )
+        if name not in of_fit | recorder.setting_names:
+            raise unknown_setting(name, of_fit | recorder.setting_names)
 
 
 _REGISTRY: dict[str, Recorder] = {}

@@ -30,9 +30,9 @@ from krnet.errors import InputError, NotARecordingError, SettingError
 from krnet.quantize import RESTORE
 from krnet.recorders._basis import CodedReplayer
 from krnet.recorders._numbers import CHUNK_BYTES, MAX_BLOCK, CodedConfig, CodedNumbers, Reader, pack
-from krnet.recorders._pq_books import MAX_BITS, Codebooks, PQConfig, Trainer, part_widths, resolved
-from krnet.recorders._pq_budget import search_settings
-from krnet.recorders._pq_codes import CODE, CODES, ENTRIES, make_plan
+from krnet.recorders._pq_books import MAX_BITS, Codebooks, PQConfig, part_widths, resolved
+from krnet.recorders._pq_budget import likely_bytes, search_settings
+from krnet.recorders._pq_codes import CODE, CODES, ENTRIES, whole_plan
 from krnet.recorders._pq_growing import PQGrowth
 from krnet.recorders.base import Content, Job, Recorder, TensorStore, refuse_network, register
 from krnet.samples import Samples
@@ -64,7 +64,7 @@ class PQRecorder(Recorder):
         config = resolved(job, from_dict(PQConfig, job.settings))
         started = time.perf_counter()
         with parallel.exact(), torch.inference_mode():
-            plan = make_plan(job, config, Trainer(job, config), torch.arange(len(job.source)))
+            plan = whole_plan(job, config)
         tables, values = plan.tables, plan.codes.values.reshape(len(job.source), -1)
         step = config.block_size * max(1, CHUNK_BYTES // (4 * values.shape[1] * config.block_size))
         parts = (values[begin : begin + step] for begin in range(0, len(values), step))
@@ -83,6 +83,12 @@ class PQRecorder(Recorder):
             return PQGrowth(job, self).for_budget(budget)
         with parallel.exact(), torch.inference_mode():
             return search_settings(job, budget)
+
+    def likely_bytes(self, job: Job, target_r2: float) -> tuple[float, float] | None:
+        if job.start is not None:
+            return None
+        with parallel.exact(), torch.inference_mode():
+            return likely_bytes(job, target_r2)
 
     def replay(
         self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device

@@ -2,13 +2,13 @@
 
     values (N, *shape) -> the file -> values[ids]
 
-No fit and no error in float32; float16 halves the bytes and rounds to 11 bits.
+No fit and no error in float32; float16 halves the bytes and rounds to 11 bits. By default features of float16 stay so.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,15 @@ class RawReplayer(Replayer):
         return self.values[ids].to(self.device).float()
 
 
+def own_dtype(job: Job) -> str:
+    """The smallest that loses nothing."""
+    return "float16" if job.source.dtype == torch.float16 else "float32"
+
+
+def values_bytes(num_samples: int, shape: Sequence[int], dtype: str) -> int:
+    return num_samples * math.prod(shape) * DTYPES[dtype].itemsize
+
+
 @register
 class RawRecorder(Recorder):
     name = "raw"
@@ -39,7 +48,7 @@ class RawRecorder(Recorder):
 
     def fit(self, job: Job) -> Content:
         refuse_network(job, self.name, ("preset", "head", "start"))
-        name = job.settings.get("dtype", "float32")
+        name = job.settings.get("dtype", own_dtype(job))
         check_choice("dtype", name, DTYPES)
         values = torch.empty((len(job.source), *job.source.shape), dtype=DTYPES[name])
         step = max(1, CHUNK_BYTES // job.source.sample_bytes)
@@ -54,12 +63,17 @@ class RawRecorder(Recorder):
         return Content(tensors={"values": values}, settings={"dtype": name})
 
     def for_budget(self, job: Job, budget: int) -> dict[str, Any]:
-        """float32 where it fits, else float16 where that holds the values."""
-        whole: dict[str, Any] = {"dtype": "float32"}
-        size = 4 * len(job.source) * math.prod(job.source.shape) + overhead_bytes(job, 1, whole)
+        """All of the features where it fits, else float16 where that holds the values."""
+        whole: dict[str, Any] = {"dtype": own_dtype(job)}
+        size = values_bytes(len(job.source), job.source.shape, whole["dtype"]) + overhead_bytes(job, 1, whole)
         widest = max(-job.stats.low.min().item(), job.stats.high.max().item())
         half = size > budget and widest <= torch.finfo(torch.float16).max
-        return {"dtype": "float16" if half else "float32", **job.settings}
+        return {**({"dtype": "float16"} if half else whole), **job.settings}
+
+    def least_bytes(self, num_samples: int, shape: Sequence[int], settings: Mapping[str, Any]) -> int:
+        name = settings.get("dtype", "float16")
+        check_choice("dtype", name, DTYPES)
+        return values_bytes(num_samples, shape, name)
 
     def replay(
         self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device
