@@ -195,7 +195,7 @@ def check_names(recorder: Recorder, given: Iterable[str]) -> None:
     of_fit = FIT_NAMES if recorder.takes_head else FITTING_NONE
     for name in given:
         if name in FIT_NAMES - of_fit:
-            fitted = " or ".join(other.name for other in _REGISTRY.values() if other.takes_head)
+            fitted = " or ".join(sorted(other.name for other in _REGISTRY.values() if other.takes_head))
             raise SettingError(
                 f"{name} is given, a setting of a network's fit, and recorder {recorder.name} fits none; leave {name} "
                 f"out, or take recorder {fitted}"
