@@ -32,9 +32,9 @@ KEPT_AXIS = 0.8  # steps of standard deviation from which an axis is kept, where
 GAIN = 1.2, 0.4  # e**0.4 times 1.2 of the error of principal components of the same bytes is left, where it is e
 
 
-MOST_VALUES = 1 << 22  # of all samples, up to which axes were found to be too dear; more have not been tried
+MOST_VALUES = 1 << 24  # of all samples, up to which axes were found to be too dear; long fits of more were not tried
 KEPT_REPAIR = 0.22  # of a budget, that the network may take where there are no axes to pay for
-COARSE, REPAIRED = 0.01, 0.6  # of rounded values such an error is worth repairing, and so much of it is left
+COARSE, REPAIRED = 0.01, 0.45  # of rounded values such an error is worth repairing, and so much of it is left
 
 
 def size_bytes(job: Job, config: CompactConfig, axes: Axes) -> int:
