@@ -30,8 +30,6 @@ KEPT_SHARE = 0.05  # of a budget, that the network may take
 WIDTHS = (128, 64, 32, 16, 8, 0)
 KEPT_AXIS = 0.8  # steps of standard deviation from which an axis is kept, where error and size are best together
 GAIN = 1.2, 0.4  # e**0.4 times 1.2 of the error of principal components of the same bytes is left, where it is e
-
-
 MOST_VALUES = 1 << 24  # of all samples, up to which axes were found to be too dear; long fits of more were not tried
 KEPT_REPAIR = 0.22  # of a budget, that the network may take where there are no axes to pay for
 COARSE, REPAIRED = 0.01, 0.45  # of rounded values such an error is worth repairing, and so much of it is left
@@ -56,9 +54,9 @@ def for_budget(job: Job, budget: int) -> dict[str, Any]:
     num_values = math.prod(job.source.shape)
     # Tables for the values of larger samples take long to find.
     if "components" not in job.settings and num_values <= EXACT and job.num_planned * num_values <= MOST_VALUES:
-        values, rounding = without_axes(job, budget)
+        plain, rounding = without_axes(job, budget)
         if rounding < likely_error(error):
-            return asdict(values)
+            return asdict(plain)
     return asdict(config)
 
 

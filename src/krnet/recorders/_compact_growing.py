@@ -47,9 +47,7 @@ class GrownFit(CodesFit):
         self.price = torch.ones((), device=device)
         with parallel.exact(), torch.no_grad():
             # The axes are no longer quite orthonormal: what lies nearest to a map along them.
-            self.codes = (
-                values(job, net.mean) if net.axes is None else coordinates(job, net.mean, least_squares(net.axes).T)
-            )
+            self.codes = coordinates(job, net.mean, least_squares(net.axes).T)
             self.wanted = self._wanted()
         super().__init__(job, lambda: net)
 

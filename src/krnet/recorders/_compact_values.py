@@ -115,8 +115,9 @@ class ValuesFit(CodesFit):
 
     @torch.no_grad()
     def content(self, outcome: Outcome) -> Content:
-        if self.wanted is not None:  # codes may have become wider
-            self.step_size.clamp_(min=float(self.codes.abs().max()) / FINEST)
+        if self.config.most_bytes is not None:  # codes may have become wider
+            self.least_step = max(self.least_step, float(self.codes.abs().max()) / FINEST)
+            self.step_size.clamp_(min=self.least_step)
         refine = pack(dict(self.net.refine.named_parameters()), self.plan) if self.config.c1 else {}
         tensors = {f"{NET}{name}": value for name, value in refine.items()} | {"unit": self.net.unit.clone()}
         tensors |= {"low": self.job.stats.low, "high": self.job.stats.high}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -84,7 +84,7 @@ def best_try(job: Job, budget: int, given: PQConfig) -> tuple[Try, float]:
     tries.sort(key=lambda t: t.error(job, price) + price * t.size_bytes(job, price) * bits)
     found: list[tuple[bool, float, int, Try, float]] = []
     for t in tries[:FINALISTS]:
-        weight = find_weight(lambda w, t=t: t.size_bytes(job, w), budget, start=max(price, start / 8), slack=0.01)  # type: ignore[misc]
+        weight = find_weight(partial(t.size_bytes, job), budget, start=max(price, start / 8), slack=0.01)
         size = t.size_bytes(job, weight)
         found.append((size > budget, size if size > budget else t.error(job, weight), len(found), t, weight))
     return min(found)[3:]

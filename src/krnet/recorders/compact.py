@@ -112,7 +112,7 @@ class CompactFit(CodesFit):
             peak = torch.tensor(lr, device=self.device) if cuda else lr  # a graph reads it from memory
             return torch.optim.Adam(params, lr=peak, fused=cuda, foreach=not cuda, capturable=cuda)
 
-        made = [adam([p for p in self.net.parameters(recurse=False)], AXES_RATE * lr)]
+        made = [adam(list(self.net.parameters(recurse=False)), AXES_RATE * lr)]
         return [adam(list(self.net.refine.parameters()), lr), *made] if self.config.c1 else made
 
     def axis_bits(self, axes: Tensor) -> Tensor:
