@@ -179,11 +179,13 @@ def caption(dots: Sequence[Dot]) -> str:
         many = "–".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
         text += f", {many} of them a point: mean, bars from worst to best"
     epochs: dict[str, list[str]] = {}
-    for dot in dots:
+    unnamed = [dot for dot in dots if "epochs=" not in dot.series]
+    for dot in unnamed:
         epochs.setdefault(dot.epochs, []).append(dot.series)
-    most = max(epochs, key=lambda text: len(epochs[text]))
+    most = max(epochs, key=lambda text: len(epochs[text]), default=None)
     others = [f"{number} of {', '.join(dict.fromkeys(names))}" for number, names in epochs.items() if number != most]
-    text += f"; epochs a task: {'; '.join([most, *others])}"
+    where = "" if len(unnamed) == len(dots) else " where not named"
+    text += f"; epochs a task{where}: {'; '.join([most, *others])}" if most else ""
     told, shared = differing(rows), {}
     for row in rows:
         own = [f"{name}={value}" for name, value in unusual(row).items() if name not in told[title(row)]]
@@ -198,54 +200,79 @@ def say_tasks(sizes: Sequence[int]) -> str:
     return f"{first} + {len(later)} × {later[0]}" if same else " + ".join(map(str, sizes))
 
 
+def by_series(dots: Sequence[Dot]) -> dict[str, list[Dot]]:
+    """The fewest bytes first."""
+    found: dict[str, list[Dot]] = {}
+    for dot in sorted(dots, key=lambda dot: dot.bytes):
+        found.setdefault(dot.series, []).append(dot)
+    return found
+
+
+def say_sizes(dots: Sequence[Dot]) -> str:
+    """3.072–6.083 MB, the first and the last; or one of them"""
+    first, last = (say_size(round(dot.bytes)) for dot in (dots[0], dots[-1]))
+    if first == last:
+        return first
+    return f"{first.split()[0] if first.split()[1] == last.split()[1] else first}–{last}"
+
+
 def draw(path: Path, dots: Sequence[Dot]) -> None:
-    """Last accuracy over log bytes: budgets of a series joined, hollow where there is none, a level for no bytes."""
+    """Last accuracy over log bytes: points of a series joined, hollow without a budget, a level for no bytes."""
     from matplotlib import ticker  # half a second to import
     from matplotlib.figure import Figure
 
     dots = [dot for dot in dots if not dot.failed]
     best = max(dot.last for dot in dots)
     shown = [dot for dot in dots if dot.last >= best * LOWEST]
-    lines: dict[str, list[Dot]] = {}
-    for dot in shown:
-        if dot.budget is not None:
-            lines.setdefault(dot.series, []).append(dot)
     placed = [dot.bytes for dot in shown if dot.bytes] or [1e6]
+    names = {name: f"{name}, {say_sizes(points)}" for name, points in by_series(shown).items()}
+    below = [caption(dots) + ("; hollow: no budget" if any(dot.budget is None and dot.bytes for dot in shown) else "")]
+    off = [
+        f"{name} {', '.join(f'{dot.last:.1f}' for dot in points)} % ({say_sizes(points)})"
+        for name, points in by_series([dot for dot in dots if dot not in shown]).items()
+    ]
+    below += ["below the picture: " + "; ".join(off)] if off else []
+    text = [line for part in below for line in textwrap.wrap(part, 150)]
 
-    figure = Figure(figsize=(9.6, 6), dpi=130)
-    axes = figure.add_axes((0.085, 0.2, 0.62, 0.715))  # names stand on the right
+    # In inches: as large as what is written beside and below it asks for.
+    left, bottom, wide, high = 0.85, 0.75 + 0.15 * len(text), 5.8, 4.3
+    width, height = left + wide + 0.3 + 0.068 * max(map(len, names.values())), bottom + high + 0.55
+    figure = Figure(figsize=(max(width, 9.6), height), dpi=130)
+    width = figure.get_figwidth()
+    axes = figure.add_axes((left / width, bottom / height, wide / width, high / height))
     settings = dots[0].rows[0]["settings"]
-    figure.text(0.085, 0.945, f"{settings['data']}, {say_tasks(settings['tasks'])} classes", fontsize=14)
-    low, high = min(min(dot.lasts) for dot in shown), max(max(dot.lasts) for dot in shown)
-    margin = 0.06 * max(high - low, 1.0)
-    axes.set_ylim(low - margin, high + margin)
+    title_of_all = f"{settings['data']}, {say_tasks(settings['tasks'])} classes"
+    figure.text(left / width, 1 - 0.35 / height, title_of_all, fontsize=14)
+    figure.text(left / width, (bottom - 0.62) / height, "\n".join(text), fontsize=8, color="0.3", va="top")
+    lowest, highest = min(min(dot.lasts) for dot in shown), max(max(dot.lasts) for dot in shown)
+    margin = 0.06 * max(highest - lowest, 1.0)
+    axes.set_ylim(lowest - margin, highest + margin)
     axes.set_xscale("log")
     axes.set_xlim(min(placed) / 1.3, max(placed) * 1.3)
-    edge = axes.get_xlim()[1]
-    names: list[tuple[float, float, str, str]] = []  # accuracy and bytes where a name belongs, the name, its colour
-    for name, points in lines.items():
-        points.sort(key=lambda dot: dot.bytes)
-        x, y, first = [dot.bytes for dot in points], [dot.last for dot in points], points[0]
+    for name, points in by_series(shown).items():
+        first = points[0]
         style = ":" if first.dotted else "-" if name.startswith("KRIL") else "--"
-        spread = [[dot.last - min(dot.lasts) for dot in points], [max(dot.lasts) - dot.last for dot in points]]
-        axes.errorbar(
-            x, y, yerr=spread if any(map(any, spread)) else None, linestyle=style, color=first.colour, capsize=2,
-            marker="o" if name.startswith("KRIL") else "s", markersize=4.5, linewidth=1.6,
-        )  # fmt: skip
-        sizes = "–".join(say_size(round(size)) for size in dict.fromkeys((x[0], x[-1])))
-        names.append((y[-1], x[-1], f"{name}, {sizes}", first.colour))
-    for dot in (dot for dot in shown if dot.budget is None):
-        if dot.bytes:
-            axes.plot([dot.bytes], [dot.last], "D", markersize=6, markerfacecolor="none", color=dot.colour, zorder=5)
-        else:
-            axes.axhline(dot.last, linestyle=(0, (6, 3)), color=dot.colour, linewidth=1, alpha=0.7)
-        names.append((dot.last, dot.bytes or edge, f"{dot.series}, {say_size(round(dot.bytes))}", dot.colour))
-    names.sort(reverse=True)
-    for place, (y_end, x_end, name, colour) in zip(spaced([name[0] for name in names], *axes.get_ylim()), names):
-        line = {"arrowstyle": "-", "color": colour, "alpha": 0.35, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 0}
+        stored = [dot for dot in points if dot.bytes]
+        axes.plot(
+            [d.bytes for d in stored], [d.last for d in stored], style, color=first.colour, linewidth=1.4, alpha=0.8
+        )
+        for dot in points:
+            if not dot.bytes:
+                axes.axhline(dot.last, linestyle=(0, (6, 3)), color=dot.colour, linewidth=1, alpha=0.7)
+                continue
+            spread = [[dot.last - min(dot.lasts)], [max(dot.lasts) - dot.last]] if len(dot.rows) > 1 else None
+            axes.errorbar(
+                [dot.bytes], [dot.last], yerr=spread, color=dot.colour, capsize=2, zorder=5,
+                marker="o" if name.startswith("KRIL") else "s", markersize=5.5,
+                markerfacecolor="white" if dot.budget is None else dot.colour,
+            )  # fmt: skip
+    ends = sorted((points[-1] for points in by_series(shown).values()), key=lambda dot: -dot.last)
+    for place, dot in zip(spaced([dot.last for dot in ends], *axes.get_ylim()), ends):
+        line = {"arrowstyle": "-", "color": dot.colour, "alpha": 0.35, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 0}
         axes.annotate(
-            name, (x_end, y_end), xytext=(1.035, place), textcoords=("axes fraction", "data"), color=colour,
-            fontsize=8.5, va="center", annotation_clip=False, arrowprops=line | {"relpos": (0, 0.5)},
+            names[dot.series], (dot.bytes or axes.get_xlim()[1], dot.last), xytext=(1.035, place), color=dot.colour,
+            textcoords=("axes fraction", "data"), fontsize=8.5, va="center", annotation_clip=False,
+            arrowprops=line | {"relpos": (0, 0.5)},
         )  # fmt: skip
     axes.set(xlabel="bytes stored when all is learned, the current classifier aside", ylabel="last accuracy (%)")
     axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1,) if max(placed) > 50 * min(placed) else (1, 2, 5)))
@@ -253,11 +280,6 @@ def draw(path: Path, dots: Sequence[Dot]) -> None:
     axes.xaxis.set_minor_formatter(ticker.NullFormatter())
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    off = [f"{d.series} {d.last:.1f} % ({say_size(round(d.bytes))})" for d in dots if d not in shown]
-    hollow = "; hollow: no budget" if any(dot.budget is None and dot.bytes for dot in shown) else ""
-    below = [caption(dots) + hollow, *(["below the picture: " + "; ".join(off)] if off else [])]
-    text = "\n".join(line for part in below for line in textwrap.wrap(part, 150))
-    figure.text(0.085, 0.095, text, fontsize=8, color="0.3", va="top")
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as file:
         figure.savefig(file, format="png")

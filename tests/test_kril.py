@@ -59,8 +59,8 @@ def whole(digits, tmp_path_factory):
 def test_old_classes_are_kept_by_replays_and_lost_with_noise_in_their_place(digits, whole, tmp_path, monkeypatch):
     right = kril.Kril._replay_all
 
-    def noise(self, task):
-        features, labels = right(self, task)
+    def noise(self, task, first=0):
+        features, labels = right(self, task, first)
         return torch.rand_like(features) * features.max(), labels
 
     monkeypatch.setattr(kril.Kril, "_replay_all", noise)
@@ -174,10 +174,10 @@ def test_a_budget_that_a_recorder_turns_out_to_miss_is_refused_in_terms_of_the_w
 def test_a_recording_that_grows_is_one_file_whose_old_samples_stay_as_they_are(digits, tmp_path, recorder, budget):
     learner = make(digits, tmp_path, recorder=recorder, budget=budget)
     run_task(learner, 0, tmp_path)
-    before = learner._replay_all(1)
+    before = learner._replay_all(0)
     for task in (1, 2):
         run_task(learner, task, tmp_path)
-    after = learner._replay_all(3)
+    after = learner._replay_all(2)
     assert len(learner._files(2)) == 1 and len(after[1]) == sum(learner._counts())
     for old, new in zip(before, after):
         assert torch.equal(old, new[: len(old)])
@@ -272,6 +272,25 @@ def test_new_features_are_f1s_of_the_images_as_they_are_mirrored_or_cropped(digi
     }[kind]
     with torch.no_grad():
         torch.testing.assert_close(new.take(places, draws), learner.trunk(expected))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"recorder": "pca", "budget": 60_000}, {"recorder": "quantized"}, {"recorder_iterations": 2}]
+)
+def test_new_features_may_be_as_coarse_as_replays_of_old_ones(digits, tmp_path, settings):
+    learner = make(digits, tmp_path, new_features="replayed", **settings)
+    run_task(learner, 0, tmp_path)
+    works = learner.learn(1)
+    recording = next(works)
+    recording.run(None, None)
+    batches = next(works).batches
+    assert next(works, None) is None
+    replays, labels = learner._replay_all(1)
+    old, new, draws = batches.inputs(0)
+    features, seen = batches.tensors(old, new, draws)[:2]
+    mine = (labels >= 4).nonzero()[:, 0]
+    assert torch.equal(features[len(old) :], replays[mine[new]]) and torch.equal(seen[len(old) :], labels[mine[new]])
+    assert len(batches.new.labels) == len(mine) == len(learner.context.task_ids(1))
 
 
 @pytest.mark.parametrize("settings", [{"new_features": "crop"}, {"augment": False}])

@@ -189,7 +189,7 @@ def test_runs_with_other_epochs_or_settings_are_never_one_line():
     found = dots_of(rows)
     assert len({series for series, _ in found}) == 4 and ("LUCIR", 9) in found
     assert ("KRIL krnet, epochs=5, kr2=False", 9) in found
-    assert "5 + 7 of LUCIR" in plot_bytes.caption(list(found.values()))
+    assert "epochs a task where not named: 5 + 7" in plot_bytes.caption(list(found.values()))
     alike = dots_of([row("kril", 0.6, budget=size, kr2=False) for size in (5, 9)])
     assert list(alike) == [("KRIL krnet", 5), ("KRIL krnet", 9)]
     assert "KRIL with kr2=False" in plot_bytes.caption(list(alike.values()))

@@ -51,6 +51,10 @@ class NewFeatures:
         flipped = learner.apply(lambda x: trunk(x.flip(-1)), images, self.ids) if mirrored else None
         self.maps = Maps(self.plain, flipped).each(for_f2)
 
+    def replace(self, maps: Tensor, labels: Tensor) -> None:
+        """By what came of them, in any order."""
+        self.maps, self.labels = Maps(for_f2(maps)), labels.to(maps.device)
+
     def take(self, places: Tensor, draws: Tensor) -> Tensor:
         if self.kind != "crop":
             return self.maps.take(places, draws[:, 2] > 0)

@@ -72,8 +72,9 @@ class KrilConfig(LearnerConfig):
     aux_divisor: str = "batch"
     """L_aux is divided by the size of the batch, or of its replayed part: batch or replayed."""
     new_features: str = "flip"
-    """Features of the new images: plain, flip (mirrored at random) or crop (cropped and mirrored anew each step). Data
-    that are not mirrored elsewhere are not mirrored here, and without `augment` it is plain."""
+    """Features of the new images: plain, flip (mirrored at random), crop (cropped and mirrored anew each step), or
+    replayed (recorded first, and then as coarse as those of old ones). Data that are not mirrored elsewhere are not
+    mirrored here, and without `augment` flip and crop are plain."""
     flip_replays: bool = False
     """Mirror replayed maps at random."""
     recorder: str = "krnet"
@@ -106,7 +107,7 @@ class KrilConfig(LearnerConfig):
         if self.ce != "seen":
             raise SettingError(f"ce is {self.ce!r}; expected seen: replays are of old classes, which 'new' leaves out")
         check_choice("aux_divisor", self.aux_divisor, ("batch", "replayed"))
-        check_choice("new_features", self.new_features, ("plain", "flip", "crop"))
+        check_choice("new_features", self.new_features, ("plain", "flip", "crop", "replayed"))
         check_choice("recorder_schedule", self.recorder_schedule, SCHEDULES)
         for name in ("flip_replays", "scaled", "warm_start", "kr2", "single"):
             check_choice(name, getattr(self, name), (True, False))
@@ -128,7 +129,7 @@ class KrilConfig(LearnerConfig):
 
     @property
     def kind_of_new(self) -> str:
-        return self.new_features if self.augment else "plain"
+        return self.new_features if self.augment or self.new_features == "replayed" else "plain"
 
     def own_settings(self) -> dict[str, Any]:
         if not isinstance(self.recorder_settings, str):
@@ -206,14 +207,22 @@ class Kril(Learner):
             return
         self._forget_older_files(task)
         self.model.eval()
-        replays, old_labels = self._replay_all(task)
+        replays, old_labels = self._replay_all(task - 1)
         new = NewFeatures(self.trunk, self.context.train, ids, labels, self.config.kind_of_new, self)
-        yield self.f2_work(replays, old_labels, new)
-        # The next recorder learns from the last one's replays; with two, the base task's stays as it is.
-        skip = 0 if self.one_file else self.context.num_seen(0)
-        kept = old_labels >= skip
-        features = torch.cat([replays[kept.to(replays.device)], new.plain])
-        yield self._recording(task, features, torch.cat([old_labels[kept], labels]), self._base_labels())
+
+        def recording() -> RecorderFit:
+            # The next recorder learns from the last one's replays; with two, the base task's stays as it is.
+            kept = old_labels >= (0 if self.one_file else self.context.num_seen(0))
+            features = torch.cat([replays[kept.to(replays.device)], new.plain])
+            return self._recording(task, features, torch.cat([old_labels[kept], labels]), self._base_labels())
+
+        if self.config.kind_of_new == "replayed":
+            yield recording()
+            new.replace(*self._replay_all(task, first=self.context.new_classes(task).start))
+            yield self.f2_work(replays, old_labels, new)
+        else:
+            yield self.f2_work(replays, old_labels, new)
+            yield recording()
 
     def f2_work(self, replays: Tensor, old_labels: Tensor, new: NewFeatures) -> Work:
         """L_cls on all samples, L_aux on the replayed ones: F2 sees those as the F2 of the last task did."""
@@ -365,13 +374,17 @@ class Kril(Learner):
         trunk = self.trunk if choose(self.config.recorder).takes_trunk else None
         return [api.open(path, self.device, trunk=trunk) for path in self._files(task)]
 
-    def _replay_all(self, task: int) -> tuple[Tensor, Tensor]:
-        """Features (N, c, h, w) and labels of every old sample, as the recordings have them."""
+    def _replay_all(self, task: int, first: int = 0) -> tuple[Tensor, Tensor]:
+        """Features (N, c, h, w) and labels of every sample up to a task, as its recordings have them.
+
+        first: the first class of those wanted
+        """
         features, labels = [], []
-        for recording in self._recordings(task - 1):
+        for recording in self._recordings(task):
             assert recording.labels is not None
-            features.append(recording.replay(torch.arange(len(recording))))
-            labels.append(recording.labels)
+            ids = (recording.labels >= first).nonzero()[:, 0]
+            features.append(recording.replay(ids))
+            labels.append(recording.labels[ids])
         return torch.cat(features), torch.cat(labels)
 
     def storage_bytes(self) -> dict[str, int]:
