@@ -90,7 +90,7 @@ SMALL_FILES = {
     "compact, values": {"budget": 120_000, "components": 0, "iterations": 100},
     "few bits": {"bits": 4.0, "code": 8, **SETTINGS},
     "autoencoder": {"recorder": "autoencoder", "budget": 60_000, "iterations": 200},
-    "autoencoder, floats": {"recorder": "autoencoder", "iterations": 100, "code_width": 32, "d0": 64, "c0": 32},
+    "autoencoder, floats": {"recorder": "autoencoder", "iterations": 200, "code_width": 32, "d0": 64, "c0": 32},
     "pca": {"recorder": "pca", "budget": 40_000},
     "pq": {"recorder": "pq", "parts": 4, "bits": 4},
 }
