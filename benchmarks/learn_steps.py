@@ -15,7 +15,8 @@ import torch
 
 from krnet import data, ledger, protocol
 from krnet.learners import base
-from krnet.learners.kril import Kril, NewFeatures
+from krnet.learners._kril_batches import NewFeatures
+from krnet.learners.kril import Kril
 from krnet.parallel import pick_device
 from krnet.speed import timed
 from krnet.typed import parse_setting

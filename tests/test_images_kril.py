@@ -61,13 +61,15 @@ def test_lossless_images_are_replayed_as_the_real_features_in_their_order(digits
     for task in range(3):
         run_task(learner, task, tmp_path)
         learner.model.eval()
-        features, labels = learner._replay_all(task)
+        features, labels = learner.recordings.replay(task)
         ids = torch.cat([learner.context.task_ids(t) for t in range(task + 1)])
         ids = ids[learner.context.train_labels[ids].argsort(stable=True)]
         assert labels.tolist() == learner.context.train_labels[ids].tolist()
         expected = learner.apply(learner.trunk, learner.context.train, ids)
         torch.testing.assert_close(features, expected, atol=1e-5, rtol=1e-5)
-        assert sum(learner.storage_bytes().values()) == sum(path.stat().st_size for path in learner._files(task))
+        assert sum(learner.storage_bytes().values()) == sum(
+            path.stat().st_size for path in learner.recordings.files(task)
+        )
 
 
 def test_without_a_budget_an_image_is_encoded_once(digits, tmp_path, monkeypatch):
@@ -86,7 +88,7 @@ def test_all_recordings_together_keep_the_budget(digits, tmp_path, monkeypatch, 
     for task in range(3):
         run_task(learner, task, tmp_path)
         assert sum(learner.storage_bytes().values()) <= budget
-    last = api.open(learner._files(2)[-1]).settings
+    last = api.open(learner.recordings.files(2)[-1]).settings
     assert (last["codec"] in _encoded.LOSSLESS) == (budget == 60_000)
 
 

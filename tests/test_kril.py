@@ -14,7 +14,7 @@ from krnet import api, learning
 from krnet.config import FitConfig
 from krnet.descent import Saving
 from krnet.errors import BudgetError, SettingError
-from krnet.learners import base, kril
+from krnet.learners import _kril_recordings, base, kril
 from learning_tools import settings_for, small_digits, small_tasks, without_times
 
 CPU = torch.device("cpu")
@@ -57,13 +57,13 @@ def whole(digits, tmp_path_factory):
 
 
 def test_old_classes_are_kept_by_replays_and_lost_with_noise_in_their_place(digits, whole, tmp_path, monkeypatch):
-    right = kril.Kril._replay_all
+    right = _kril_recordings.Recordings.replay
 
     def noise(self, task, first=0):
         features, labels = right(self, task, first)
         return torch.rand_like(features) * features.max(), labels
 
-    monkeypatch.setattr(kril.Kril, "_replay_all", noise)
+    monkeypatch.setattr(_kril_recordings.Recordings, "replay", noise)
     shuffled = learn(digits, tmp_path / "noise")
     assert old_accuracy(whole) > 0.75
     assert old_accuracy(shuffled) < old_accuracy(whole) - 0.3
@@ -99,13 +99,13 @@ def test_recordings_hold_every_sample_of_all_tasks_and_their_bytes_are_those_on_
     learner = make(digits, tmp_path, single=single)
     for task in range(3):
         run_task(learner, task, tmp_path)
-        recordings = [api.open(path) for path in learner._files(task)]
+        recordings = [api.open(path) for path in learner.recordings.files(task)]
         labels = torch.cat([recording.labels for recording in recordings])
         expected = torch.cat([learner.context.train_labels[learner.context.task_ids(t)] for t in range(task + 1)])
         assert labels.sort().values.tolist() == expected.sort().values.tolist()
         assert len(recordings) == (1 if single or task == 0 else 2)
         stored = learner.storage_bytes()
-        assert sum(stored.values()) == sum(path.stat().st_size for path in learner._files(task))
+        assert sum(stored.values()) == sum(path.stat().st_size for path in learner.recordings.files(task))
     # Two generations at most: what the last task needed, and what the next one will.
     assert len(list(tmp_path.glob("*.krn"))) == (2 if single else 3)
 
@@ -174,11 +174,11 @@ def test_a_budget_that_a_recorder_turns_out_to_miss_is_refused_in_terms_of_the_w
 def test_a_recording_that_grows_is_one_file_whose_old_samples_stay_as_they_are(digits, tmp_path, recorder, budget):
     learner = make(digits, tmp_path, recorder=recorder, budget=budget)
     run_task(learner, 0, tmp_path)
-    before = learner._replay_all(0)
+    before = learner.recordings.replay(0)
     for task in (1, 2):
         run_task(learner, task, tmp_path)
-    after = learner._replay_all(2)
-    assert len(learner._files(2)) == 1 and len(after[1]) == sum(learner._counts())
+    after = learner.recordings.replay(2)
+    assert len(learner.recordings.files(2)) == 1 and len(after[1]) == sum(learner.recordings.counts)
     for old, new in zip(before, after):
         assert torch.equal(old, new[: len(old)])
 
@@ -285,7 +285,7 @@ def test_new_features_may_be_as_coarse_as_replays_of_old_ones(digits, tmp_path, 
     recording.run(None, None)
     batches = next(works).batches
     assert next(works, None) is None
-    replays, labels = learner._replay_all(1)
+    replays, labels = learner.recordings.replay(1)
     old, new, draws = batches.inputs(0)
     features, seen = batches.tensors(old, new, draws)[:2]
     mine = (labels >= 4).nonzero()[:, 0]
@@ -320,9 +320,9 @@ def test_a_fit_of_the_autoencoder_is_set_and_seen_through_f2_like_krnets(digits,
 
 def test_the_papers_schedule_brings_what_it_gives_for_imagenet(digits, tmp_path, monkeypatch):
     learner = make(digits, tmp_path, recorder_schedule="paper", recorder_iterations=None, recorder_settings="")
-    labels = torch.zeros(4, dtype=torch.int64)
+    labels = torch.zeros(learner.recordings.counts[0], dtype=torch.int64)
     for shape, iterations, gamma in (((64, 8, 8), 40_000, 1e-3), ((256, 14, 14), 50_000, 5e-4)):
-        options = learner._recording(0, torch.zeros(4, *shape), labels, labels).options
+        options = learner.recordings.fit(0, torch.zeros(len(labels), *shape), labels).options
         assert (options["iterations"], options["gamma"]) == (iterations, gamma)
 
 
