@@ -216,57 +216,82 @@ def say_sizes(dots: Sequence[Dot]) -> str:
     return f"{first.split()[0] if first.split()[1] == last.split()[1] else first}–{last}"
 
 
-def draw(path: Path, dots: Sequence[Dot]) -> None:
-    """Last accuracy over log bytes: points of a series joined, hollow without a budget, a level for no bytes."""
-    from matplotlib import ticker  # half a second to import
-    from matplotlib.figure import Figure
-
-    dots = [dot for dot in dots if not dot.failed]
-    best = max(dot.last for dot in dots)
-    shown = [dot for dot in dots if dot.last >= best * LOWEST]
-    placed = [dot.bytes for dot in shown if dot.bytes] or [1e6]
-    names = {name: f"{name}, {say_sizes(points)}" for name, points in by_series(shown).items()}
-    below = [caption(dots) + ("; hollow: no budget" if any(dot.budget is None and dot.bytes for dot in shown) else "")]
+def notes(dots: Sequence[Dot], shown: Sequence[Dot]) -> list[str]:
+    """Lines below the figure: the caption, and what is too low to be shown."""
+    hollow = "; hollow: no budget" if any(dot.budget is None and dot.bytes for dot in shown) else ""
     off = [
         f"{name} {', '.join(f'{dot.last:.1f}' for dot in points)} % ({say_sizes(points)})"
         for name, points in by_series([dot for dot in dots if dot not in shown]).items()
     ]
-    below += ["below the picture: " + "; ".join(off)] if off else []
-    text = [line for part in below for line in textwrap.wrap(part, 150)]
+    parts = [caption(dots) + hollow, *(["below the picture: " + "; ".join(off)] if off else [])]
+    return [line for part in parts for line in textwrap.wrap(part, 150)]
+
+
+def draw(path: Path, dots: Sequence[Dot]) -> None:
+    """Last accuracy over log bytes: points of a series joined, hollow without a budget, a level for no bytes."""
+    from matplotlib.figure import Figure  # half a second to import
+
+    dots = [dot for dot in dots if not dot.failed]
+    best = max(dot.last for dot in dots)
+    shown = [dot for dot in dots if dot.last >= best * LOWEST]
+    series, text = by_series(shown), notes(dots, shown)
+    names = {name: f"{name}, {say_sizes(points)}" for name, points in series.items()}
 
     # In inches: as large as what is written beside and below it asks for.
     left, bottom, wide, high = 0.85, 0.75 + 0.15 * len(text), 5.8, 4.3
-    width, height = left + wide + 0.3 + 0.068 * max(map(len, names.values())), bottom + high + 0.55
-    figure = Figure(figsize=(max(width, 9.6), height), dpi=130)
-    width = figure.get_figwidth()
+    width = max(9.6, left + wide + 0.3 + 0.068 * max(map(len, names.values())))
+    height = bottom + high + 0.55
+    figure = Figure(figsize=(width, height), dpi=130)
     axes = figure.add_axes((left / width, bottom / height, wide / width, high / height))
     settings = dots[0].rows[0]["settings"]
-    title_of_all = f"{settings['data']}, {say_tasks(settings['tasks'])} classes"
-    figure.text(left / width, 1 - 0.35 / height, title_of_all, fontsize=14)
+    heading = f"{settings['data']}, {say_tasks(settings['tasks'])} classes"
+    figure.text(left / width, 1 - 0.35 / height, heading, fontsize=14)
     figure.text(left / width, (bottom - 0.62) / height, "\n".join(text), fontsize=8, color="0.3", va="top")
+    set_scales(axes, shown)
+    for points in series.values():
+        draw_series(axes, points)
+    write_names(axes, [points[-1] for points in series.values()], names)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as file:
+        figure.savefig(file, format="png")
+
+
+def set_scales(axes: Any, shown: Sequence[Dot]) -> None:
+    from matplotlib import ticker
+
+    placed = [dot.bytes for dot in shown if dot.bytes] or [1e6]
     lowest, highest = min(min(dot.lasts) for dot in shown), max(max(dot.lasts) for dot in shown)
     margin = 0.06 * max(highest - lowest, 1.0)
     axes.set_ylim(lowest - margin, highest + margin)
     axes.set_xscale("log")
     axes.set_xlim(min(placed) / 1.3, max(placed) * 1.3)
-    for name, points in by_series(shown).items():
-        first = points[0]
-        style = ":" if first.dotted else "-" if name.startswith("KRIL") else "--"
-        stored = [dot for dot in points if dot.bytes]
-        axes.plot(
-            [d.bytes for d in stored], [d.last for d in stored], style, color=first.colour, linewidth=1.4, alpha=0.8
-        )
-        for dot in points:
-            if not dot.bytes:
-                axes.axhline(dot.last, linestyle=(0, (6, 3)), color=dot.colour, linewidth=1, alpha=0.7)
-                continue
-            spread = [[dot.last - min(dot.lasts)], [max(dot.lasts) - dot.last]] if len(dot.rows) > 1 else None
-            axes.errorbar(
-                [dot.bytes], [dot.last], yerr=spread, color=dot.colour, capsize=2, zorder=5,
-                marker="o" if name.startswith("KRIL") else "s", markersize=5.5,
-                markerfacecolor="white" if dot.budget is None else dot.colour,
-            )  # fmt: skip
-    ends = sorted((points[-1] for points in by_series(shown).values()), key=lambda dot: -dot.last)
+    axes.set(xlabel="bytes stored when all is learned, the current classifier aside", ylabel="last accuracy (%)")
+    axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1,) if max(placed) > 50 * min(placed) else (1, 2, 5)))
+    axes.xaxis.set_major_formatter(lambda value, _: say_size(round(value)))
+    axes.xaxis.set_minor_formatter(ticker.NullFormatter())
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw_series(axes: Any, points: Sequence[Dot]) -> None:
+    first, stored = points[0], [dot for dot in points if dot.bytes]
+    ours = first.series.startswith("KRIL")
+    style = ":" if first.dotted else "-" if ours else "--"
+    axes.plot([d.bytes for d in stored], [d.last for d in stored], style, color=first.colour, linewidth=1.4, alpha=0.8)
+    for dot in points:
+        if not dot.bytes:
+            axes.axhline(dot.last, linestyle=(0, (6, 3)), color=dot.colour, linewidth=1, alpha=0.7)
+            continue
+        spread = [[dot.last - min(dot.lasts)], [max(dot.lasts) - dot.last]] if len(dot.rows) > 1 else None
+        axes.errorbar(
+            [dot.bytes], [dot.last], yerr=spread, color=dot.colour, capsize=2, zorder=5, marker="o" if ours else "s",
+            markersize=5.5, markerfacecolor="white" if dot.budget is None else dot.colour,
+        )  # fmt: skip
+
+
+def write_names(axes: Any, ends: Sequence[Dot], names: Mapping[str, str]) -> None:
+    """On the right, each with a line to the last point of its series."""
+    ends = sorted(ends, key=lambda dot: -dot.last)
     for place, dot in zip(spaced([dot.last for dot in ends], *axes.get_ylim()), ends):
         line = {"arrowstyle": "-", "color": dot.colour, "alpha": 0.35, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 0}
         axes.annotate(
@@ -274,15 +299,6 @@ def draw(path: Path, dots: Sequence[Dot]) -> None:
             textcoords=("axes fraction", "data"), fontsize=8.5, va="center", annotation_clip=False,
             arrowprops=line | {"relpos": (0, 0.5)},
         )  # fmt: skip
-    axes.set(xlabel="bytes stored when all is learned, the current classifier aside", ylabel="last accuracy (%)")
-    axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1,) if max(placed) > 50 * min(placed) else (1, 2, 5)))
-    axes.xaxis.set_major_formatter(lambda value, _: say_size(round(value)))
-    axes.xaxis.set_minor_formatter(ticker.NullFormatter())
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as file:
-        figure.savefig(file, format="png")
 
 
 def spaced(values: Sequence[float], bottom: float, top: float) -> list[float]:

@@ -74,12 +74,12 @@ class Kril(Learner):
             features = torch.cat([replays[kept.to(replays.device)], new.plain])
             return self.recordings.fit(task, features, torch.cat([old_labels[kept], labels]))
 
-        if self.config.kind_of_new == "replayed":
+        coarse = self.config.kind_of_new == "replayed"
+        if coarse:
             yield recording()
             new.replace(*self.recordings.replay(task, first=self.context.new_classes(task).start))
-            yield self.f2_work(replays, old_labels, new)
-        else:
-            yield self.f2_work(replays, old_labels, new)
+        yield self.f2_work(replays, old_labels, new)
+        if not coarse:
             yield recording()
 
     def f2_work(self, replays: Tensor, old_labels: Tensor, new: NewFeatures) -> Work:
