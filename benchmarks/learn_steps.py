@@ -41,9 +41,7 @@ def kril_work(learner):
     old = torch.cat([context.task_ids(task) for task in range(learner.task)])
     replays = learner.apply(learner.trunk, context.train, old)
     ids = context.task_ids(learner.task)
-    new = NewFeatures(
-        learner.trunk, context.train, ids, context.train_labels[ids], learner.config.new_features, learner
-    )
+    new = NewFeatures(learner.trunk, context.train, ids, context.train_labels[ids], learner.config.kind_of_new, learner)
     yield learner.f2_work(replays, context.train_labels[old], new)
 
 

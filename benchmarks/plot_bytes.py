@@ -100,10 +100,13 @@ def choose_rows(
 
 
 def as_today(row: dict[str, Any]) -> dict[str, Any]:
-    """KRIL's gamma was a number in older rows; by default it now follows from the schedule, to the same number."""
-    settings = row["settings"]
-    usual = settings.get("gamma") == 1e-3 and settings.get("recorder_schedule") == "fast"
-    return row | {"settings": settings | {"gamma": None}} if usual else row
+    """Settings of KRIL that by default follow from others stand in some rows as what they come to: None stands here."""
+    settings = dict(row["settings"])
+    if settings.get("gamma") == 1e-3 and settings.get("recorder_schedule") == "fast":
+        settings["gamma"] = None
+    if settings.get("new_features") == ("flip" if settings.get("budget") is None else "replayed"):
+        settings["new_features"] = None
+    return row | {"settings": settings}
 
 
 def title(row: Mapping[str, Any]) -> str:

@@ -275,10 +275,15 @@ def test_new_features_are_f1s_of_the_images_as_they_are_mirrored_or_cropped(digi
 
 
 @pytest.mark.parametrize(
-    "settings", [{"recorder": "pca", "budget": 60_000}, {"recorder": "quantized"}, {"recorder_iterations": 2}]
+    "settings",
+    [
+        {"recorder": "pca", "budget": 60_000},  # by default
+        {"recorder": "quantized", "new_features": "replayed"},
+        {"recorder_iterations": 2, "new_features": "replayed"},
+    ],
 )
 def test_new_features_may_be_as_coarse_as_replays_of_old_ones(digits, tmp_path, settings):
-    learner = make(digits, tmp_path, new_features="replayed", **settings)
+    learner = make(digits, tmp_path, **settings)
     run_task(learner, 0, tmp_path)
     works = learner.learn(1)
     recording = next(works)

@@ -33,10 +33,10 @@ class KrilConfig(LearnerConfig):
     """Weight of L_aux, which holds F2's features of replayed samples where the last F2 had them; 0 leaves it out."""
     aux_divisor: str = "batch"
     """L_aux is divided by the size of the batch, or of its replayed part: batch or replayed."""
-    new_features: str = "flip"
+    new_features: str | None = None
     """Features of the new images: plain, flip (mirrored at random), crop (cropped and mirrored anew each step), or
-    replayed (recorded first, and then as coarse as those of old ones). Data that are not mirrored elsewhere are not
-    mirrored here, and without `augment` flip and crop are plain."""
+    replayed (recorded first, and then as coarse as those of old ones); by default flip, under a budget replayed. Data
+    that are not mirrored elsewhere are not mirrored here, and without `augment` flip and crop are plain."""
     flip_replays: bool = False
     """Mirror replayed maps at random."""
     recorder: str = "krnet"
@@ -69,7 +69,8 @@ class KrilConfig(LearnerConfig):
         if self.ce != "seen":
             raise SettingError(f"ce is {self.ce!r}; expected seen: replays are of old classes, which 'new' leaves out")
         check_choice("aux_divisor", self.aux_divisor, ("batch", "replayed"))
-        check_choice("new_features", self.new_features, ("plain", "flip", "crop", "replayed"))
+        if self.new_features is not None:
+            check_choice("new_features", self.new_features, ("plain", "flip", "crop", "replayed"))
         check_choice("recorder_schedule", self.recorder_schedule, SCHEDULES)
         for name in ("flip_replays", "scaled", "warm_start", "kr2", "single"):
             check_choice(name, getattr(self, name), (True, False))
@@ -91,7 +92,8 @@ class KrilConfig(LearnerConfig):
 
     @property
     def kind_of_new(self) -> str:
-        return self.new_features if self.augment or self.new_features == "replayed" else "plain"
+        kind = self.new_features or ("flip" if self.budget is None else "replayed")
+        return kind if self.augment or kind == "replayed" else "plain"
 
     def own_settings(self) -> dict[str, Any]:
         if not isinstance(self.recorder_settings, str):

@@ -1,10 +1,10 @@
 """Code and decoder with which an autoencoder makes the best of a budget; nothing is fitted to find them.
 
-    budget -> bits -> half of the bytes for codes, the rest for a decoder -> code as wide as what is left -> settings
+    budget -> bits -> a third for codes, the rest for a decoder -> code as wide as what is left -> settings
 
-Bits are the usual ones, and it is the sizes that follow the budget: a wider decoder gains more than finer numbers. Only
-where the smallest network is too large are there fewer bits, of weights before codes; only where the largest leaves
-room are there more.
+Bits are the usual ones, and it is the sizes that follow the budget: a wider decoder gains more than finer numbers, and
+most where its first layer is much wider than the code (docs/choices.md). Only where the smallest network is too large
+are there fewer bits, of weights before codes; only where the largest leaves room are there more.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ LEAST_WIDTH = 4  # by default: the decoder's first norm leaves no more than the 
 FEWER_BITS = [(2 + n / 4, 2.0) for n in range(4)] + [(3.0, 2 + n / 4) for n in range(8)]
 MORE_BITS = [(3 + n / 4, min(4 + n / 4, 8.0)) for n in range(21)] + [(8.0, 16.0)]
 BITS, USUAL = FEWER_BITS + MORE_BITS, len(FEWER_BITS)
-MAX_STEPS = 56  # of `decoder_sizes`: about 13,000 channels
+EVEN_STEPS = 64  # of `decoder_sizes`, up to a first layer of 2,048 values: it stays as wide from then on
+MAX_STEPS = 100  # about 13,000 channels
 EVEN_WIDTH = 256  # numbers of a code from which on it has a multiple of eight: what a GPU multiplies quickly
 BLOCK_BYTES = 5  # that a block of codes takes beside its symbols
+CODE_SHARE = 0.38  # of a budget: what is left over by the decoder, which grows in steps, comes to them, too
 CODE_TABLE = 1000  # bytes of their entropy tables, at most; codes have more where they pay
 
 
@@ -40,20 +42,22 @@ def most_useful(shape: tuple[int, ...]) -> int:
 
 
 def decoder_sizes(shape: tuple[int, ...], steps: int, overrides: Mapping[str, Any]) -> NetworkConfig:
-    """A family of decoders, each a step wider than the one before."""
+    """A family of decoders, each a step wider than the one before: (B, d0) -> (B, c0, h0, w0) -> (B, c1, h, w)."""
     channels, height, width = map_shape(shape)
-    # By eight channels, then by an eighth.
-    c0 = 8 * (steps + 1) if steps < 16 else 8 * round(16 * 1.125 ** (steps - 15))
-    if c0 >= 64:
-        c0 = c0 // 16 * 16  # in eights for each of a norm's two groups
+    vector = len(shape) <= 1
+    # By 32 values, then by an eighth. Of a small decoder c0 is a quarter of d0, of a large one a twelfth.
+    first = 32 * (steps + 1) if steps < EVEN_STEPS else 32 * EVEN_STEPS * 1.125 ** (steps - EVEN_STEPS + 1)
+    c0 = first / 4 if vector else max(2 * first**0.5, first / 12)
+    c0 = 8 * max(1, round(c0 / 8)) if c0 < 64 else 16 * round(c0 / 16)  # in eights for each of a norm's two groups
     sizes: dict[str, Any] = {
         "channels": channels,
         "height": height,
         "width": width,
-        "vector": len(shape) <= 1,
-        "d0": c0 if len(shape) <= 1 else min(4 * c0, 1536),
+        "vector": vector,
+        "d0": c0 if vector else min(int(first), 32 * EVEN_STEPS),
         "c0": c0,
-        "c1": min(max(c0, 16), 64),
+        "c1": min(16 * max(1, round(1.5 * c0 / 16)), 256),
+        "conv_before": "full",
         "stride": next((s for s in range(1, KERNEL) if -(-height // s) * -(-width // s) <= MAX_START_AREA), KERNEL),
     }
     return from_dict(NetworkConfig, {**sizes, **overrides})
@@ -81,7 +85,7 @@ def size_bytes(job: Job, config: NetworkConfig, code: CodeConfig) -> int:
 
 
 def for_budget(job: Job, budget: int) -> dict[str, Any]:
-    """Settings of code and decoder. The bits, the even split and d0 = 4 c0 are reasoned, not measured."""
+    """Settings of code and decoder."""
     shape = job.source.shape
     given = {name: value for name, value in job.settings.items() if name in CODE_NAMES}
     network = {"last_norm": job.fit.schedule == "paper"}
@@ -113,6 +117,7 @@ def for_budget(job: Job, budget: int) -> dict[str, Any]:
         width = largest(lambda width: size(bits, steps, width) <= most_bytes, least, most)
         return width if width < EVEN_WIDTH or width == most else width // 8 * 8
 
-    width = widest(0, (size(bits, 0, least) + budget) / 2)
+    smallest = size(bits, 0, least)
+    width = widest(0, smallest + CODE_SHARE * (budget - smallest))
     steps = largest(lambda steps: size(bits, steps, width) <= budget, 0, most_steps)
     return settings_of(decoder(steps), code(bits, widest(steps, budget)))
