@@ -154,7 +154,8 @@ def gather(rows: Sequence[dict[str, Any]]) -> list[Dot]:
     for row in sorted(rows, key=lambda row: row["outcome"] == "ok"):
         method, settings = row["metrics"]["method"], row["settings"]
         kind = settings.get("recorder", getattr(base.choose(method).config_class, "recorder", None))
-        own = [f"{name}={settings[name]}" for name in sorted(told[title(row)] & settings.keys())]
+        named = told[title(row)] & (USUAL & settings.keys() | unusual(row).keys())  # what is not named is the default
+        own = [f"{name}={settings[name]}" for name in sorted(named)]
         series = ", ".join([" ".join(filter(None, [title(row), kind])), *own])
         found.setdefault((series, settings.get("budget")), {})[row["seed"]] = row
     dots = []

@@ -274,7 +274,7 @@ def test_features_that_may_be_negative_are_refused():
 
 def test_without_generated_features_old_classes_are_forgotten(tmp_path):
     settings = settings_for("gfr") | {
-        "base_epochs": 20, "epochs": 60, "lr": 1e-3, "distillation": 0.3, "gan_epochs": 150, "gan_lr": 1e-3,
+        "base_epochs": 20, "epochs": 60, "lr": 1e-3, "distillation": 0.3, "gan_epochs": 100, "gan_lr": 1e-3,
         "hidden": 64,
     }  # fmt: skip
     base_accuracy, last = {}, {}

@@ -88,8 +88,9 @@ def test_the_base_task_is_learned(whole_runs, method):
     assert whole_runs(method)["accuracy"][0] > 0.5
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("after", [1, 3, 5])
+@pytest.mark.parametrize(
+    "after, method", [(3, m) for m in METHODS] + [(n, m) for n in (1, 5) for m in ("kril", "lucir")]
+)
 def test_interrupted_and_resumed_a_run_ends_as_if_nothing_had_happened(whole_runs, digits, tmp_path, method, after):
     with pytest.raises(KeyboardInterrupt):
         learn(method, digits, tmp_path / "run", watcher=Stop(after))

@@ -149,7 +149,7 @@ def test_training_for_few_bits_beats_rounding_afterwards():
 def test_a_fit_starts_from_an_earlier_recording_of_few_bits(maps, tmp_path, code):
     features, labels = maps
     kept = {"bits": 4.0, "code": code, "device": "cpu", **SMALL}
-    api.record(features[:80], labels[:80], out=tmp_path / "a.krn", iterations=150, **kept)
+    api.record(features[:80], labels[:80], out=tmp_path / "a.krn", iterations=60, **kept)
     earlier = krnet.open(tmp_path / "a.krn").replay(torch.arange(80))
     later = api.record(features, labels, start=tmp_path / "a.krn", iterations=1, device="cpu", lr=0.0, muon_lr=0.0)
     # Groups hold the samples of a class in order: the first of each are where they were.
