@@ -284,6 +284,7 @@ def test_new_features_are_f1s_of_the_images_as_they_are_mirrored_or_cropped(digi
 )
 def test_new_features_may_be_as_coarse_as_replays_of_old_ones(digits, tmp_path, settings):
     learner = make(digits, tmp_path, **settings)
+    assert learner.config.new_features == "replayed"
     run_task(learner, 0, tmp_path)
     works = learner.learn(1)
     recording = next(works)

@@ -203,6 +203,12 @@ def test_a_preset_has_its_name_and_settings_that_only_became_implicit_are_the_sa
     assert {series for series, _ in found} == {"KRIL krnet"}
 
 
+def test_what_new_features_are_by_default_is_not_named():
+    kinds = (None, "flip"), (5, "replayed"), (9, "flip")
+    found = dots_of([row("kril", 0.6, budget=size, new_features=kind) for size, kind in kinds])
+    assert found.keys() == {("KRIL krnet", None), ("KRIL krnet", 5), ("KRIL krnet, new_features=flip", 9)}
+
+
 def test_rows_of_other_data_orders_and_tasks_are_left_out_and_of_two_splits_refused():
     rows = [row("lucir", 0.6), row("kril", 0.6, data="cifar100"), row("kril", 0.6, tasks=[4, 2])]
     rows += [row("kril", 0.6, recipe="rate"), {**row("kril", 0.6), "class_order": "icarl (abc)"}]

@@ -69,8 +69,9 @@ class KrilConfig(LearnerConfig):
         if self.ce != "seen":
             raise SettingError(f"ce is {self.ce!r}; expected seen: replays are of old classes, which 'new' leaves out")
         check_choice("aux_divisor", self.aux_divisor, ("batch", "replayed"))
-        if self.new_features is not None:
-            check_choice("new_features", self.new_features, ("plain", "flip", "crop", "replayed"))
+        if self.new_features is None:  # what a run was learned with stands in its settings
+            object.__setattr__(self, "new_features", "flip" if self.budget is None else "replayed")
+        check_choice("new_features", self.new_features, ("plain", "flip", "crop", "replayed"))
         check_choice("recorder_schedule", self.recorder_schedule, SCHEDULES)
         for name in ("flip_replays", "scaled", "warm_start", "kr2", "single"):
             check_choice(name, getattr(self, name), (True, False))
@@ -92,8 +93,8 @@ class KrilConfig(LearnerConfig):
 
     @property
     def kind_of_new(self) -> str:
-        kind = self.new_features or ("flip" if self.budget is None else "replayed")
-        return kind if self.augment or kind == "replayed" else "plain"
+        assert self.new_features is not None
+        return self.new_features if self.augment or self.new_features == "replayed" else "plain"
 
     def own_settings(self) -> dict[str, Any]:
         if not isinstance(self.recorder_settings, str):

@@ -12,7 +12,9 @@ schedule for the recorder, its iterations in proportion to the samples recorded,
 (augmentation of the new features, mirrored replays, the divisor of L_aux): docs/choices.md.
 
 Under a budget the recorder is a compact KRNet, which grows instead: one file for all tasks, whose old samples stay as
-they are, as do those of pca, quantized, transform and pq. It is planned for the samples of all tasks.
+they are, as do those of pca, quantized, transform and pq. It is planned for the samples of all tasks. A task is then
+recorded before F2 learns it, and F2 sees new samples as coarse as old ones (`new_features=replayed`), which it would
+otherwise learn to tell apart by that.
 
 Any recorder may stand in for KRNet. One of them, `images`, is a rival that breaks KRIL's promise for comparison's sake:
 it keeps all old images, compressed, and replays them through F1.
