@@ -28,8 +28,8 @@ LEAST_WIDTH = 4  # by default: the decoder's first norm leaves no more than the 
 FEWER_BITS = [(2 + n / 4, 2.0) for n in range(4)] + [(3.0, 2 + n / 4) for n in range(8)]
 MORE_BITS = [(3 + n / 4, min(4 + n / 4, 8.0)) for n in range(21)] + [(8.0, 16.0)]
 BITS, USUAL = FEWER_BITS + MORE_BITS, len(FEWER_BITS)
-EVEN_STEPS = 64  # of `decoder_sizes`, up to a first layer of 2,048 values: it stays as wide from then on
-MAX_STEPS = 100  # about 13,000 channels
+EVEN_STEPS = 64  # of `decoder_sizes`
+MAX_STEPS = 100  # far more than memory would hold
 EVEN_WIDTH = 256  # numbers of a code from which on it has a multiple of eight: what a GPU multiplies quickly
 BLOCK_BYTES = 5  # that a block of codes takes beside its symbols
 CODE_SHARE = 0.38  # of a budget: what is left over by the decoder, which grows in steps, comes to them, too
@@ -54,7 +54,7 @@ def decoder_sizes(shape: tuple[int, ...], steps: int, overrides: Mapping[str, An
         "height": height,
         "width": width,
         "vector": vector,
-        "d0": c0 if vector else min(int(first), 32 * EVEN_STEPS),
+        "d0": c0 if vector else 32 * round(first / 32),
         "c0": c0,
         "c1": min(16 * max(1, round(1.5 * c0 / 16)), 256),
         "conv_before": "full",
@@ -102,22 +102,28 @@ def for_budget(job: Job, budget: int) -> dict[str, Any]:
     def size(bits: int, steps: int, width: int) -> int:
         return size_bytes(job, decoder(steps), code(bits, width))
 
+    def within(steps: int, width: int) -> int:
+        """As much of a code's width as the first layer has: it throws away what it is too narrow for."""
+        return min(width, max(least, decoder(steps).d0))
+
     # What takes more than the features as they are is of no use, and a decoder of more weights than krnet may have
     # by default is more than a machine has memory for.
     budget = min(budget, 4 * job.samples.num_samples * math.prod(shape) + overhead_bytes(job, 1, {}))
-    most_steps = largest(lambda steps: num_weights(decoder(steps), most) <= MAX_PARAMETERS, 0, MAX_STEPS)
+    most_steps = largest(lambda steps: num_weights(decoder(steps), within(steps, most)) <= MAX_PARAMETERS, 0, MAX_STEPS)
+
+    limit = within(most_steps, most)
 
     def affordable(bits: int) -> bool:
-        return (size(bits, 0, least) if bits <= USUAL else size(bits, most_steps, most)) <= budget
+        return (size(bits, 0, least) if bits <= USUAL else size(bits, most_steps, limit)) <= budget
 
     bits = largest(affordable, 0, len(BITS) - 1)
 
     def widest(steps: int, most_bytes: float) -> int:
         """The widest code with which the file has at most so many bytes."""
-        width = largest(lambda width: size(bits, steps, width) <= most_bytes, least, most)
-        return width if width < EVEN_WIDTH or width == most else width // 8 * 8
+        width = largest(lambda width: size(bits, steps, width) <= most_bytes, least, limit)
+        return width if width < EVEN_WIDTH or width == limit else width // 8 * 8
 
     smallest = size(bits, 0, least)
     width = widest(0, smallest + CODE_SHARE * (budget - smallest))
-    steps = largest(lambda steps: size(bits, steps, width) <= budget, 0, most_steps)
+    steps = largest(lambda steps: size(bits, steps, within(steps, width)) <= budget, 0, most_steps)
     return settings_of(decoder(steps), code(bits, widest(steps, budget)))
