@@ -39,6 +39,7 @@ class Dot:
     """Method, recorder, and settings that are not the usual."""
     colour: str
     dotted: bool
+    """The lesser of two ways: by other settings than the method's own, or iCaRL's classifier."""
     budget: int | None
     rows: tuple[dict[str, Any], ...]
     """One a seed, the newest; those that failed only where none did not."""
@@ -167,7 +168,8 @@ def gather(rows: Sequence[dict[str, Any]]) -> list[Dot]:
         if method == "icarl" and good:
             dots += [Dot(f"{series} ({r.upper()})", colour, r != "nme", budget, kept, r) for r in both]
         else:
-            dots.append(Dot(series, colour, False, budget, kept, None))
+            other = bool(told[title(kept[0])] & unusual(kept[0]).keys())
+            dots.append(Dot(series, colour, other, budget, kept, None))
     places = [*COLOUR_OF.values(), "0.35"]
     return sorted(dots, key=lambda dot: (places.index(dot.colour), dot.series, dot.budget is None, dot.budget or 0))
 
