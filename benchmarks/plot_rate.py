@@ -1,6 +1,6 @@
 """Draw bytes against R2 and replay accuracy from rows of the ledger that benchmarks/rate.py made, wherever it ran.
 
-    results/ledger.jsonl (recipe rate) -> the longest fit of every recorder at every budget -> rate.png
+    results/ledger.jsonl (recipe rate) -> the longest fit of every recorder at every budget -> rate.png, a line each
 
 Of fits as long as each other, the newest. Rows at fixed settings (--measured) and of experiments with a recorder's
 settings are left out.
@@ -11,6 +11,8 @@ settings are left out.
 import argparse
 import json
 from pathlib import Path
+
+import numpy as np
 
 from krnet import api, rate_report  # noqa: F401  api knows all recorders
 from krnet.recorders import base
@@ -49,6 +51,16 @@ def longest(rows):
     return found
 
 
+def share_of_krnet(point, points):
+    """Of a point's bytes, what krnet needs for its R2: between krnet's points, error and bytes on log scales.
+
+    Nothing is known (nan) of what is worse than krnet's worst, or better than its best.
+    """
+    ours = sorted((1 - p["r2"], p["bytes"]) for p in points if (p["recorder"], p["given"]) == ("krnet", {}))
+    error, size = np.log(np.array(ours, dtype=float)).T
+    return np.exp(np.interp(np.log(1 - point["r2"]), error, size, left=np.nan, right=np.nan)) / point["bytes"]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ledger", type=Path, default=Path("results/ledger.jsonl"))
@@ -65,7 +77,9 @@ def main():
     rate_report.draw(args.out, result)
     for point in chosen:
         name, accuracy = rate_report.series_name(point["recorder"], point["given"]), 100 * point["replay_accuracy"]
-        print(f"{name:26} {point['bytes'] / 1e6:8.3f} MB  R2 {point['r2']:.4f}  {accuracy:.2f} %  {point['device']}")
+        share = f"krnet: {share_of_krnet(point, chosen):.2f} of the bytes".replace("nan", "   ?")
+        size = f"{point['bytes'] / 1e6:8.3f} MB"
+        print(f"{name:26} {size}  R2 {point['r2']:.4f}  {accuracy:.2f} %  {share}  {point['device']}")
 
 
 if __name__ == "__main__":

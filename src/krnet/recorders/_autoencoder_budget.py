@@ -1,6 +1,6 @@
 """Code and decoder with which an autoencoder makes the best of a budget; nothing is fitted to find them.
 
-    budget -> bits -> a third for codes, the rest for a decoder -> code as wide as what is left -> settings
+    budget -> bits -> two fifths for codes, the rest for a decoder -> code as wide as what is left -> settings
 
 Bits are the usual ones, and it is the sizes that follow the budget: a wider decoder gains more than finer numbers, and
 most where its first layer is much wider than the code (docs/choices.md). Only where the smallest network is too large
@@ -28,7 +28,7 @@ LEAST_WIDTH = 4  # by default: the decoder's first norm leaves no more than the 
 FEWER_BITS = [(2 + n / 4, 2.0) for n in range(4)] + [(3.0, 2 + n / 4) for n in range(8)]
 MORE_BITS = [(3 + n / 4, min(4 + n / 4, 8.0)) for n in range(21)] + [(8.0, 16.0)]
 BITS, USUAL = FEWER_BITS + MORE_BITS, len(FEWER_BITS)
-EVEN_STEPS = 64  # of `decoder_sizes`
+EVEN_STEPS = 64  # of `decoder_sizes`, by as many values each
 MAX_STEPS = 100  # far more than memory would hold
 EVEN_WIDTH = 256  # numbers of a code from which on it has a multiple of eight: what a GPU multiplies quickly
 BLOCK_BYTES = 5  # that a block of codes takes beside its symbols
@@ -110,7 +110,6 @@ def for_budget(job: Job, budget: int) -> dict[str, Any]:
     # by default is more than a machine has memory for.
     budget = min(budget, 4 * job.samples.num_samples * math.prod(shape) + overhead_bytes(job, 1, {}))
     most_steps = largest(lambda steps: num_weights(decoder(steps), within(steps, most)) <= MAX_PARAMETERS, 0, MAX_STEPS)
-
     limit = within(most_steps, most)
 
     def affordable(bits: int) -> bool:
