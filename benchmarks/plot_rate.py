@@ -3,7 +3,7 @@
     results/ledger.jsonl (recipe rate) -> the longest fit of every recorder at every budget -> rate.png, a line each
 
 Of fits as long as each other, the newest. Rows at fixed settings (--measured) and of experiments with a recorder's
-settings are left out.
+settings are left out; a width that was given is no experiment where today's code chooses the same.
 
     python benchmarks/plot_rate.py -o rate.png
 """
@@ -16,10 +16,12 @@ import numpy as np
 
 from krnet import api, rate_report  # noqa: F401  api knows all recorders
 from krnet.recorders import base
+from krnet.recorders._compact_budget import usual_width
+from krnet.recorders._compact_network import CompactConfig
 from krnet.typed import parse_setting
 
 ANY = 10**9  # the budget of rows at fixed settings
-NUM_SAMPLES = 25_000  # of the base task
+NUM_SAMPLES, SHAPE = 25_000, (64, 8, 8)  # of the base task
 FULL = 10**9  # iterations of a fit that was not cut short
 
 
@@ -27,8 +29,13 @@ def given(row, variants):
     """The settings that a row's recorder was given; rows of before they were noted tell it by the settings they had."""
     settings = row["settings"]
     if "given" in settings:
-        return settings["given"]
+        usual = {"c1": chosen_width(settings["budget"])} if settings["recorder"] == "krnet" else {}
+        return {name: value for name, value in settings["given"].items() if usual.get(name) != value}
     return next((v for v in variants if all(settings.get(name) == value for name, value in v.items())), {})
+
+
+def chosen_width(budget):
+    return usual_width(SHAPE, budget, lambda c1: CompactConfig(step=1.0, components=1, c1=c1))
 
 
 def longest(rows):
@@ -72,7 +79,7 @@ def main():
     chosen = [points[key] for key in sorted(points, key=lambda key: (order[key[0]], key[1] != "{}", key[1:]))]
     real = {point["real_accuracy"] for point in chosen}
     assert len(real) == 1, f"rows of {len(real)} sets of features: real accuracies {real}"
-    result = {"num_samples": NUM_SAMPLES, "shape": [64, 8, 8], "head": "F2", "real_accuracy": real.pop()}
+    result = {"num_samples": NUM_SAMPLES, "shape": [*SHAPE], "head": "F2", "real_accuracy": real.pop()}
     result |= {"points": chosen}
     rate_report.draw(args.out, result)
     for point in chosen:

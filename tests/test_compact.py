@@ -9,6 +9,7 @@ import krnet
 from krnet import api
 from krnet.errors import BudgetError, InputError, SettingError
 from krnet.recorders import _compact_values, compact
+from krnet.recorders._compact_budget import usual_width
 from krnet.recorders._compact_codes import laplace_bits
 from krnet.recorders._compact_network import CompactConfig, CompactNet
 from maps import relu_maps, signed_maps
@@ -227,3 +228,11 @@ def test_a_network_adds_nothing_before_it_is_trained():
 def test_settings_of_the_papers_network_under_a_budget_get_the_papers_network(maps, tmp_path):
     found = made(maps, tmp_path / "a.krn", c0=8, budget=40_000, iterations=3)
     assert found.settings["c0"] == 8 and found.settings["bits"] == 4.0 and found.nbytes <= 40_000
+
+
+@pytest.mark.parametrize(("channels", "budget", "width"), [(64, 1.3, 64), (64, 3.3, 96), (64, 6.5, 128), (16, 6.5, 32)])
+def test_a_network_is_as_wide_as_was_found_best(channels, budget, width):
+    def network(c1):
+        return CompactConfig(step=1.0, components=1, c1=c1)
+
+    assert usual_width((channels, 8, 8), int(budget * 1e6), network) == width

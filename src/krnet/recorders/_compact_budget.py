@@ -26,8 +26,9 @@ from krnet.recorders.compact import axis_scale, axis_spread, learned
 from krnet.recorders.pca import EXACT, Axes
 from krnet.sizing import map_shape
 
-KEPT_SHARE = 0.05  # of a budget, that the network may take
-WIDTHS = (128, 64, 32, 16, 8, 0)
+KEPT_SHARE = 0.11  # of a budget, that the network may take: 64, 96 and 128 channels in 1.3, 3.3 and 6.5 MB
+WIDTHS = (128, 96, 64, 48, 32, 16, 8, 0)
+WIDEST = 2  # times the channels of a map: three and four times were no better
 KEPT_AXIS = 0.8  # steps of standard deviation from which an axis is kept, where error and size are best together
 GAIN = 1.2, 0.4  # e**0.4 times 1.2 of the error of principal components of the same bytes is left, where it is e
 MOST_VALUES = 1 << 24  # of all samples, up to which axes were found to be too dear; long fits of more were not tried
@@ -65,10 +66,15 @@ def likely_error(error: float) -> float:
     return error * min(1.0, GAIN[0] * error ** GAIN[1])
 
 
-def affordable(job: Job, budget: float, network: Callable[[int], CompactConfig]) -> list[int]:
+def affordable(shape: tuple[int, ...], budget: float, network: Callable[[int], CompactConfig]) -> list[int]:
     """Channels of networks that take no more, the widest first; the last is none."""
-    widths = [c1 for c1 in WIDTHS if c1 <= max(map_shape(job.source.shape)[0], 8)]
-    return [c1 for c1 in widths if c1 == 0 or network_bytes(job.source.shape, network(c1)) <= budget]
+    widths = [c1 for c1 in WIDTHS if c1 <= max(WIDEST * map_shape(shape)[0], 8)]
+    return [c1 for c1 in widths if c1 == 0 or network_bytes(shape, network(c1)) <= budget]
+
+
+def usual_width(shape: tuple[int, ...], budget: int, network: Callable[[int], CompactConfig]) -> int:
+    """Channels of the network beside axes."""
+    return affordable(shape, KEPT_SHARE * budget, network)[0]
 
 
 def without_axes(job: Job, budget: int) -> tuple[CompactConfig, float]:
@@ -99,7 +105,7 @@ def without_axes(job: Job, budget: int) -> tuple[CompactConfig, float]:
         return config, float((restored - codes).double().square().mean()) / max(job.stats.variance, 1e-12)
 
     plain = rounding(0)
-    widths = affordable(job, KEPT_REPAIR * budget, network) if plain[1] >= COARSE else [0]
+    widths = affordable(job.source.shape, KEPT_REPAIR * budget, network) if plain[1] >= COARSE else [0]
     for c1 in widths[:-1]:  # the widest that is worth what it takes from the values
         config, error = rounding(c1)
         if REPAIRED * error < plain[1]:
@@ -108,7 +114,7 @@ def without_axes(job: Job, budget: int) -> tuple[CompactConfig, float]:
 
 
 def with_axes(job: Job, budget: int) -> tuple[CompactConfig, float]:
-    """Step and number of axes with the least error that the budget pays for, beside a network of a twentieth of it.
+    """Step and number of axes with the least error that the budget pays for, beside a network of a tenth of it.
 
     And that error, as a share of the variance.
     """
@@ -128,7 +134,7 @@ def with_axes(job: Job, budget: int) -> tuple[CompactConfig, float]:
         rounding = components * finest(components) ** 2 / 12 * (1 + num_values / job.num_planned)
         return rounding + float(axes.std[components:].double().square().sum())
 
-    c1 = affordable(job, KEPT_SHARE * budget, lambda c1: network(1.0, 1, c1))[0]
+    c1 = usual_width(job.source.shape, budget, lambda c1: network(1.0, 1, c1))
     # No more than there are samples: what is above 0 beyond is rounding.
     most = min(len(axes.std), len(job.source), int((axes.std > 0).sum()) or 1)
     tried = sorted({max(1, round(most * 0.85**n)) for n in range(math.ceil(math.log(most) / -math.log(0.85)) + 1)})
