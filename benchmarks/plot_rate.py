@@ -16,7 +16,7 @@ import numpy as np
 
 from krnet import api, rate_report  # noqa: F401  api knows all recorders
 from krnet.recorders import base
-from krnet.recorders._compact_budget import usual_width
+from krnet.recorders._compact_budget import WIDE, affordable
 from krnet.recorders._compact_network import CompactConfig
 from krnet.typed import parse_setting
 
@@ -35,7 +35,8 @@ def given(row, variants):
 
 
 def chosen_width(budget):
-    return usual_width(SHAPE, budget, lambda c1: CompactConfig(step=1.0, components=1, c1=c1))
+    """Of krnet's network, in a fit of full length."""
+    return affordable(SHAPE, budget, WIDE, lambda c1: CompactConfig(step=1.0, components=1, c1=c1))[0]
 
 
 def longest(rows):

@@ -7,9 +7,10 @@ import torch
 
 import krnet
 from krnet import api
+from krnet.config import FitConfig
 from krnet.errors import BudgetError, InputError, SettingError
 from krnet.recorders import _compact_values, compact
-from krnet.recorders._compact_budget import usual_width
+from krnet.recorders._compact_budget import NARROW, WIDE, affordable, limits_of
 from krnet.recorders._compact_codes import laplace_bits
 from krnet.recorders._compact_network import CompactConfig, CompactNet
 from maps import relu_maps, signed_maps
@@ -235,4 +236,11 @@ def test_a_network_is_as_wide_as_was_found_best(channels, budget, width):
     def network(c1):
         return CompactConfig(step=1.0, components=1, c1=c1)
 
-    assert usual_width((channels, 8, 8), int(budget * 1e6), network) == width
+    assert affordable((channels, 8, 8), int(budget * 1e6), WIDE, network)[0] == width
+
+
+def test_a_short_fit_has_a_narrower_network():
+    for long in ({}, {"iterations": 6000}):
+        assert limits_of(FitConfig(**long)) == WIDE
+    for short in ({"iterations": 200}, {"time_budget": 60}):
+        assert limits_of(FitConfig(**short)) == NARROW

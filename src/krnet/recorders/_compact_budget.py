@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from krnet.config import from_dict
+from krnet.config import FitConfig, from_dict
 from krnet.lowbit import coded_bits
 from krnet.recorders._coded import SEARCHED
 from krnet.recorders._compact_codes import fixed_bytes, network_bytes
@@ -26,13 +26,14 @@ from krnet.recorders.compact import axis_scale, axis_spread, learned
 from krnet.recorders.pca import EXACT, Axes
 from krnet.sizing import map_shape
 
-KEPT_SHARE = 0.11  # of a budget, that the network may take: 64, 96 and 128 channels in 1.3, 3.3 and 6.5 MB
 WIDTHS = (128, 96, 64, 48, 32, 16, 8, 0)
-WIDEST = 2  # times the channels of a map: three and four times were no better
+# Of a budget, what the network may take; and of how many times a map's channels.
+WIDE, NARROW = (0.11, 2), (0.05, 1)
+LONG = 2000  # iterations from which a wide network is taken: after 200 it is behind, and a step takes longer
 KEPT_AXIS = 0.8  # steps of standard deviation from which an axis is kept, where error and size are best together
 GAIN = 1.2, 0.4  # e**0.4 times 1.2 of the error of principal components of the same bytes is left, where it is e
 MOST_VALUES = 1 << 24  # of all samples, up to which axes were found to be too dear; long fits of more were not tried
-KEPT_REPAIR = 0.22  # of a budget, that the network may take where there are no axes to pay for
+REPAIR = (0.22, 1)  # the same, where there are no axes to pay for
 COARSE, REPAIRED = 0.01, 0.45  # of rounded values such an error is worth repairing, and so much of it is left
 
 
@@ -66,15 +67,19 @@ def likely_error(error: float) -> float:
     return error * min(1.0, GAIN[0] * error ** GAIN[1])
 
 
-def affordable(shape: tuple[int, ...], budget: float, network: Callable[[int], CompactConfig]) -> list[int]:
+def affordable(
+    shape: tuple[int, ...], budget: int, limits: tuple[float, int], network: Callable[[int], CompactConfig]
+) -> list[int]:
     """Channels of networks that take no more, the widest first; the last is none."""
-    widths = [c1 for c1 in WIDTHS if c1 <= max(WIDEST * map_shape(shape)[0], 8)]
-    return [c1 for c1 in widths if c1 == 0 or network_bytes(shape, network(c1)) <= budget]
+    share, times = limits
+    widths = [c1 for c1 in WIDTHS if c1 <= max(times * map_shape(shape)[0], 8)]
+    return [c1 for c1 in widths if c1 == 0 or network_bytes(shape, network(c1)) <= share * budget]
 
 
-def usual_width(shape: tuple[int, ...], budget: int, network: Callable[[int], CompactConfig]) -> int:
-    """Channels of the network beside axes."""
-    return affordable(shape, KEPT_SHARE * budget, network)[0]
+def limits_of(fit: FitConfig) -> tuple[float, int]:
+    """How wide a network may be that is fitted so long; what is stopped by a clock may be stopped early."""
+    short = fit.time_budget is not None or (fit.iterations is not None and fit.iterations < LONG)
+    return NARROW if short else WIDE
 
 
 def without_axes(job: Job, budget: int) -> tuple[CompactConfig, float]:
@@ -105,7 +110,7 @@ def without_axes(job: Job, budget: int) -> tuple[CompactConfig, float]:
         return config, float((restored - codes).double().square().mean()) / max(job.stats.variance, 1e-12)
 
     plain = rounding(0)
-    widths = affordable(job.source.shape, KEPT_REPAIR * budget, network) if plain[1] >= COARSE else [0]
+    widths = affordable(job.source.shape, budget, REPAIR, network) if plain[1] >= COARSE else [0]
     for c1 in widths[:-1]:  # the widest that is worth what it takes from the values
         config, error = rounding(c1)
         if REPAIRED * error < plain[1]:
@@ -114,7 +119,7 @@ def without_axes(job: Job, budget: int) -> tuple[CompactConfig, float]:
 
 
 def with_axes(job: Job, budget: int) -> tuple[CompactConfig, float]:
-    """Step and number of axes with the least error that the budget pays for, beside a network of a tenth of it.
+    """Step and number of axes with the least error that the budget pays for, beside a network of a tenth of it at most.
 
     And that error, as a share of the variance.
     """
@@ -134,7 +139,7 @@ def with_axes(job: Job, budget: int) -> tuple[CompactConfig, float]:
         rounding = components * finest(components) ** 2 / 12 * (1 + num_values / job.num_planned)
         return rounding + float(axes.std[components:].double().square().sum())
 
-    c1 = usual_width(job.source.shape, budget, lambda c1: network(1.0, 1, c1))
+    c1 = affordable(job.source.shape, budget, limits_of(job.fit), lambda c1: network(1.0, 1, c1))[0]
     # No more than there are samples: what is above 0 beyond is rounding.
     most = min(len(axes.std), len(job.source), int((axes.std > 0).sum()) or 1)
     tried = sorted({max(1, round(most * 0.85**n)) for n in range(math.ceil(math.log(most) / -math.log(0.85)) + 1)})
@@ -157,7 +162,7 @@ def likely_bytes(job: Job, target_r2: float) -> tuple[float, float]:
 
     step, _ = where_it_ends(enough, num_values)
     config = CompactConfig(step=step, components=kept(step), c1=0)
-    return size_bytes(job, config, axes) / (1 - KEPT_SHARE), fixed_bytes(job, config)
+    return size_bytes(job, config, axes) / (1 - limits_of(job.fit)[0]), fixed_bytes(job, config)
 
 
 def where_it_ends(holds: Callable[[float], bool], num_values: int, apart: float = 1e-3) -> tuple[float, float]:
