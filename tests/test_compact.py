@@ -10,7 +10,7 @@ from krnet import api
 from krnet.config import FitConfig
 from krnet.errors import BudgetError, InputError, SettingError
 from krnet.recorders import _compact_values, compact
-from krnet.recorders._compact_budget import NARROW, WIDE, affordable, limits_of
+from krnet.recorders._compact_budget import WIDE, affordable, is_long
 from krnet.recorders._compact_codes import laplace_bits
 from krnet.recorders._compact_network import CompactConfig, CompactNet
 from maps import relu_maps, signed_maps
@@ -239,8 +239,6 @@ def test_a_network_is_as_wide_as_was_found_best(channels, budget, width):
     assert affordable((channels, 8, 8), int(budget * 1e6), WIDE, network)[0] == width
 
 
-def test_a_short_fit_has_a_narrower_network():
-    for long in ({}, {"iterations": 6000}):
-        assert limits_of(FitConfig(**long)) == WIDE
-    for short in ({"iterations": 200}, {"time_budget": 60}):
-        assert limits_of(FitConfig(**short)) == NARROW
+def test_a_fit_is_long_by_default_and_short_by_the_clock():
+    assert is_long(FitConfig()) and is_long(FitConfig(iterations=6000))
+    assert not is_long(FitConfig(iterations=200)) and not is_long(FitConfig(time_budget=60))

@@ -31,7 +31,8 @@ WIDTHS = (128, 96, 64, 48, 32, 16, 8, 0)
 WIDE, NARROW = (0.11, 2), (0.05, 1)
 LONG = 2000  # iterations from which a wide network is taken: after 200 it is behind, and a step takes longer
 KEPT_AXIS = 0.8  # steps of standard deviation from which an axis is kept, where error and size are best together
-GAIN = 1.2, 0.4  # e**0.4 times 1.2 of the error of principal components of the same bytes is left, where it is e
+# e**0.4 times 1.2 of the error of principal components of the same bytes is left, where it is e; less by long fits.
+GAIN, LONG_GAIN = (1.2, 0.4), (0.85, 0.44)
 MOST_VALUES = 1 << 24  # of all samples, up to which axes were found to be too dear; long fits of more were not tried
 REPAIR = (0.22, 1)  # the same, where there are no axes to pay for
 COARSE, REPAIRED = 0.01, 0.45  # of rounded values such an error is worth repairing, and so much of it is left
@@ -76,10 +77,9 @@ def affordable(
     return [c1 for c1 in widths if c1 == 0 or network_bytes(shape, network(c1)) <= share * budget]
 
 
-def limits_of(fit: FitConfig) -> tuple[float, int]:
-    """How wide a network may be that is fitted so long; what is stopped by a clock may be stopped early."""
-    short = fit.time_budget is not None or (fit.iterations is not None and fit.iterations < LONG)
-    return NARROW if short else WIDE
+def is_long(fit: FitConfig) -> bool:
+    """What is stopped by a clock may be stopped early."""
+    return fit.time_budget is None and (fit.iterations is None or fit.iterations >= LONG)
 
 
 def without_axes(job: Job, budget: int) -> tuple[CompactConfig, float]:
@@ -139,7 +139,7 @@ def with_axes(job: Job, budget: int) -> tuple[CompactConfig, float]:
         rounding = components * finest(components) ** 2 / 12 * (1 + num_values / job.num_planned)
         return rounding + float(axes.std[components:].double().square().sum())
 
-    c1 = affordable(job.source.shape, budget, limits_of(job.fit), lambda c1: network(1.0, 1, c1))[0]
+    c1 = affordable(job.source.shape, budget, WIDE if is_long(job.fit) else NARROW, lambda c1: network(1.0, 1, c1))[0]
     # No more than there are samples: what is above 0 beyond is rounding.
     most = min(len(axes.std), len(job.source), int((axes.std > 0).sum()) or 1)
     tried = sorted({max(1, round(most * 0.85**n)) for n in range(math.ceil(math.log(most) / -math.log(0.85)) + 1)})
@@ -151,7 +151,8 @@ def likely_bytes(job: Job, target_r2: float) -> tuple[float, float]:
     """About the bytes that reach an R2: those of principal components with a larger error. And how many are fixed."""
     axes, num_values = learned(job), math.prod(job.source.shape)
     std, error = axes.std.double(), max(1 - target_r2, 1e-6)
-    allowed = error / min(1.0, GAIN[0] * error ** GAIN[1]) * job.stats.variance * num_values
+    (factor, power), (share, _) = (LONG_GAIN, WIDE) if is_long(job.fit) else (GAIN, NARROW)
+    allowed = error / min(1.0, factor * error**power) * job.stats.variance * num_values
 
     def kept(step: float) -> int:
         return max(1, int((std > KEPT_AXIS * step).sum()))
@@ -162,7 +163,7 @@ def likely_bytes(job: Job, target_r2: float) -> tuple[float, float]:
 
     step, _ = where_it_ends(enough, num_values)
     config = CompactConfig(step=step, components=kept(step), c1=0)
-    return size_bytes(job, config, axes) / (1 - limits_of(job.fit)[0]), fixed_bytes(job, config)
+    return size_bytes(job, config, axes) / (1 - share), fixed_bytes(job, config)
 
 
 def where_it_ends(holds: Callable[[float], bool], num_values: int, apart: float = 1e-3) -> tuple[float, float]:
