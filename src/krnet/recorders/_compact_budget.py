@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,15 +26,25 @@ from krnet.recorders.compact import axis_scale, axis_spread, learned
 from krnet.recorders.pca import EXACT, Axes
 from krnet.sizing import map_shape
 
+
+class Limits(NamedTuple):
+    """Of the network."""
+
+    share: float
+    """Of a budget, that it may take."""
+    times: int
+    """As many channels as a map has, at most."""
+
+
 WIDTHS = (128, 96, 64, 48, 32, 16, 8, 0)
-# Of a budget, what the network may take; and of how many times a map's channels.
-WIDE, NARROW = (0.11, 2), (0.05, 1)
+WIDE, NARROW = Limits(0.11, 2), Limits(0.05, 1)  # of long and of short fits (docs/choices.md)
+REPAIR = Limits(0.22, 1)  # where there are no axes to pay for
 LONG = 2000  # iterations from which a wide network is taken: after 200 it is behind, and a step takes longer
 KEPT_AXIS = 0.8  # steps of standard deviation from which an axis is kept, where error and size are best together
 # e**0.4 times 1.2 of the error of principal components of the same bytes is left, where it is e; less by long fits.
+# Axes and values (REPAIRED) are weighed by the first: both were found in short ones.
 GAIN, LONG_GAIN = (1.2, 0.4), (0.85, 0.44)
 MOST_VALUES = 1 << 24  # of all samples, up to which axes were found to be too dear; long fits of more were not tried
-REPAIR = (0.22, 1)  # the same, where there are no axes to pay for
 COARSE, REPAIRED = 0.01, 0.45  # of rounded values such an error is worth repairing, and so much of it is left
 
 
@@ -69,12 +79,11 @@ def likely_error(error: float) -> float:
 
 
 def affordable(
-    shape: tuple[int, ...], budget: int, limits: tuple[float, int], network: Callable[[int], CompactConfig]
+    shape: tuple[int, ...], budget: int, limits: Limits, network: Callable[[int], CompactConfig]
 ) -> list[int]:
     """Channels of networks that take no more, the widest first; the last is none."""
-    share, times = limits
-    widths = [c1 for c1 in WIDTHS if c1 <= max(times * map_shape(shape)[0], 8)]
-    return [c1 for c1 in widths if c1 == 0 or network_bytes(shape, network(c1)) <= share * budget]
+    widths = [c1 for c1 in WIDTHS if c1 <= max(limits.times * map_shape(shape)[0], 8)]
+    return [c1 for c1 in widths if c1 == 0 or network_bytes(shape, network(c1)) <= limits.share * budget]
 
 
 def is_long(fit: FitConfig) -> bool:
@@ -119,7 +128,7 @@ def without_axes(job: Job, budget: int) -> tuple[CompactConfig, float]:
 
 
 def with_axes(job: Job, budget: int) -> tuple[CompactConfig, float]:
-    """Step and number of axes with the least error that the budget pays for, beside a network of a tenth of it at most.
+    """Step and number of axes with the least error that the budget pays for, beside a network of a ninth of it at most.
 
     And that error, as a share of the variance.
     """
@@ -151,7 +160,7 @@ def likely_bytes(job: Job, target_r2: float) -> tuple[float, float]:
     """About the bytes that reach an R2: those of principal components with a larger error. And how many are fixed."""
     axes, num_values = learned(job), math.prod(job.source.shape)
     std, error = axes.std.double(), max(1 - target_r2, 1e-6)
-    (factor, power), (share, _) = (LONG_GAIN, WIDE) if is_long(job.fit) else (GAIN, NARROW)
+    (factor, power), limits = (LONG_GAIN, WIDE) if is_long(job.fit) else (GAIN, NARROW)
     allowed = error / min(1.0, factor * error**power) * job.stats.variance * num_values
 
     def kept(step: float) -> int:
@@ -163,7 +172,7 @@ def likely_bytes(job: Job, target_r2: float) -> tuple[float, float]:
 
     step, _ = where_it_ends(enough, num_values)
     config = CompactConfig(step=step, components=kept(step), c1=0)
-    return size_bytes(job, config, axes) / (1 - share), fixed_bytes(job, config)
+    return size_bytes(job, config, axes) / (1 - limits.share), fixed_bytes(job, config)
 
 
 def where_it_ends(holds: Callable[[float], bool], num_values: int, apart: float = 1e-3) -> tuple[float, float]:
