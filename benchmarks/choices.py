@@ -19,8 +19,9 @@ import torch
 import torch.nn as nn
 
 import krnet
-from krnet import decoder, ledger
-from krnet.recorders import krnet as recorder
+from krnet.io import ledger
+from krnet.nn import paper_net as decoder
+from krnet.recorders import fit as recorder
 
 muon_and_adam = recorder.optimizers_for
 

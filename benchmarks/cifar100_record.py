@@ -24,7 +24,8 @@ from cifar100_base import apply_in_batches, resnet32
 from safetensors.torch import load_file
 
 import krnet
-from krnet import errors, ledger
+from krnet import errors
+from krnet.io import ledger
 
 
 def accuracy(head, features, labels):

@@ -19,12 +19,12 @@ import numpy as np
 import torch
 
 import krnet
-from krnet import ledger
-from krnet.budget import parse_size
-from krnet.features import open_features
-from krnet.metrics import fidelity
+from krnet.config import parse_size
+from krnet.features.metrics import fidelity
+from krnet.features.source import open_features
+from krnet.features.stats import scan
+from krnet.io import ledger
 from krnet.recorders.base import choose
-from krnet.scan import scan
 
 
 def main():

@@ -11,8 +11,9 @@ import time
 
 import torch
 
-from krnet import kernels, parallel
-from krnet.speed import timed
+from krnet.bench.speed import timed
+from krnet.device import pick_device
+from krnet.nn.cuda import kernels
 
 BYTES_PER_SECOND = 4.3e12  # of an H200
 BATCH, GROUPS, EPS, SLOPE, REPEATS = 1000, 2, 1e-5, 1e-4, 20
@@ -103,7 +104,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="cifar100", choices=PRESETS)
     sizes = PRESETS[parser.parse_args().preset]
-    device = parallel.pick_device("cuda")
+    device = pick_device("cuda")
     with torch.cuda.device(device):
         show_rows(*sizes["fc"], device)
         for length in sizes["vectors"]:

@@ -12,8 +12,10 @@ import sys
 import time
 from pathlib import Path
 
-from krnet import data, learning, ledger, protocol
-from krnet.typed import parse_counts, parse_setting
+from krnet import data, protocol
+from krnet import task_loop as learning
+from krnet.config import parse_counts, parse_setting
+from krnet.io import ledger
 
 
 class Print(learning.Silent):

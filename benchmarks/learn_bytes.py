@@ -33,13 +33,14 @@ from typing import Any, TextIO
 
 import plot_bytes
 
-from krnet import data, learning, ledger, parallel, protocol
-from krnet.budget import parse_size, parse_sizes, say_size
-from krnet.config import unknown_setting
-from krnet.data import DataSet
+from krnet import data, protocol
+from krnet import task_loop as learning
+from krnet.config import parse_setting, parse_size, parse_sizes, say_size, unknown_setting
+from krnet.data.dataset import DataSet
+from krnet.device import pick_device
 from krnet.errors import KrnetError, SettingError
+from krnet.io import ledger
 from krnet.learners import base
-from krnet.typed import parse_setting
 
 RECIPE = "learn-bytes"
 BUDGETS = "1.54MB,3.08MB,6.16MB,12.31MB"
@@ -120,7 +121,7 @@ class Plan:
         """Other settings, another folder: nothing that was learned is ever taken for something else."""
         images, split = self.load()
         config = base.plain_settings(base.make_config(base.choose(point.method), self.settings(point)))
-        kind = parallel.pick_device(self.device).type
+        kind = pick_device(self.device).type
         whole = [config, images.digest, split.hash, [len(c) for c in split.tasks], self.seed, kind]
         digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:8]
         return self.out / f"{re.sub('[:/ ]+', '-', point.name)}-{digest}"

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import torch
 
-from krnet import data, ledger, protocol
+from krnet import data, protocol
+from krnet.bench.speed import timed
+from krnet.config import parse_setting
+from krnet.device import pick_device
+from krnet.io import ledger
 from krnet.learners import base
-from krnet.learners._kril_batches import NewFeatures
-from krnet.learners.kril import Kril
-from krnet.parallel import pick_device
-from krnet.speed import timed
-from krnet.typed import parse_setting
+from krnet.learners.kril.batches import NewFeatures
+from krnet.learners.kril.learner import Kril
 
 
 def random_cifar(num_train, num_test):

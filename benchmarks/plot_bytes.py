@@ -15,11 +15,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from krnet.budget import say_size
+from krnet.config import say_size
 from krnet.errors import SettingError
-from krnet.files import atomic_write
+from krnet.io.atomic import atomic_write
 from krnet.learners import base
-from krnet.rate_report import COLOURS
+from krnet.report.figures import COLOURS
 
 RECIPES = ("learn", "learn-bytes")
 RECORDERS = ("krnet", "pca", "quantized", "transform", "pq", "autoencoder", "images", "raw")

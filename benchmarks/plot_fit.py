@@ -10,7 +10,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from krnet import ledger
+from krnet.io import ledger
 
 LINES = {
     "cifar100-default": ("default schedule (Muon + Adam), 6,000 iterations", "C0"),

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from krnet import api, rate_report  # noqa: F401  api knows all recorders
+from krnet.config import parse_setting
 from krnet.recorders import base
-from krnet.recorders._compact_budget import WIDE, affordable
-from krnet.recorders._compact_network import CompactConfig
-from krnet.typed import parse_setting
+from krnet.recorders.compact.budget import WIDE, affordable
+from krnet.recorders.compact.network import CompactConfig
+from krnet.report.figures import draw, series_name
 
 ANY = 10**9  # the budget of rows at fixed settings
 NUM_SAMPLES, SHAPE = 25_000, (64, 8, 8)  # of the base task
@@ -82,9 +82,9 @@ def main():
     assert len(real) == 1, f"rows of {len(real)} sets of features: real accuracies {real}"
     result = {"num_samples": NUM_SAMPLES, "shape": [*SHAPE], "head": "F2", "real_accuracy": real.pop()}
     result |= {"points": chosen}
-    rate_report.draw(args.out, result)
+    draw(args.out, result)
     for point in chosen:
-        name, accuracy = rate_report.series_name(point["recorder"], point["given"]), 100 * point["replay_accuracy"]
+        name, accuracy = series_name(point["recorder"], point["given"]), 100 * point["replay_accuracy"]
         share = f"krnet: {share_of_krnet(point, chosen):.2f} of the bytes".replace("nan", "   ?")
         size = f"{point['bytes'] / 1e6:8.3f} MB"
         print(f"{name:26} {size}  R2 {point['r2']:.4f}  {accuracy:.2f} %  {share}  {point['device']}")

@@ -13,16 +13,17 @@ import torch
 import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from krnet import layers, parallel
-from krnet.config import FitConfig
-from krnet.embedding import GroupTable
-from krnet.features import open_features
-from krnet.recorders._fitting import batch_size
+from krnet.bench.speed import timed
+from krnet.device import pick_device
+from krnet.features.samples import Samples
+from krnet.features.source import open_features
+from krnet.features.stats import scan
+from krnet.nn import layers
 from krnet.recorders.base import Job
-from krnet.recorders.krnet import KRNetFit, KRNetRecorder
-from krnet.samples import Samples
-from krnet.scan import scan
-from krnet.speed import timed
+from krnet.recorders.fit import batch_size
+from krnet.recorders.paper.groups import GroupTable
+from krnet.recorders.paper.recorder import KRNetFit, KRNetRecorder
+from krnet.train.config import FitConfig
 
 NUM_SAMPLES = 4000  # a batch is at most a third of them: enough for the paper's 1,000
 
@@ -84,7 +85,7 @@ def main():
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--parts", action="store_true")
     args = parser.parse_args()
-    device = parallel.pick_device("cuda")
+    device = pick_device("cuda")
     trainee = trainee_for(args.preset, args.schedule, not args.plain, device)
     count = iter(range(1 << 30))
     print(f"step {1e3 * timed(lambda: trainee.step(next(count), 0.5), device, 1.0):.2f} ms")

@@ -20,8 +20,10 @@ import torch
 from cifar100_base import MEAN, STD, resnet32
 from safetensors.torch import load_file
 
-from krnet import budget, ledger, rate, rate_report
-from krnet.typed import parse_duration
+from krnet.bench import rate
+from krnet.cli.output import show_rate
+from krnet.config import parse_duration, parse_sizes
+from krnet.io import ledger
 
 PLAIN = "dead_zone=0.5:centroid=0"  # rounded to the nearest, read back in the middle of a bin
 MEASURED = [
@@ -81,14 +83,14 @@ def main():
         pictures = {"images": args.base / "images.npy", "trunk": trunk, "settings": {"mean": MEAN, "std": STD}}
     found = rate.bench(
         args.base / "features.npy", args.base / "labels.npy", out=args.out, head=head, recorders=recorders, **pictures,
-        budgets=["1GB"] if args.measured else budget.parse_sizes(args.budgets),
+        budgets=["1GB"] if args.measured else parse_sizes(args.budgets),
         iterations=args.iterations, time_budget=args.time_budget, device=args.device, made=made,
         say=lambda text: print(text, file=sys.stderr, flush=True),
     )  # fmt: skip
     for failed in found["errors"]:
         seconds, outcome = time.perf_counter() - started, failed["error"]
         ledger.append("rate", settings=common | failed, metrics={}, seconds=seconds, seed=0, outcome=outcome)
-    rate_report.show(found)
+    show_rate(found)
 
 
 if __name__ == "__main__":

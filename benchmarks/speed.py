@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-from krnet import ledger
-from krnet.speed import bench
+from krnet.bench.speed import bench
+from krnet.io import ledger
 
 
 def main():

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 import krnet
-from krnet import ledger
+from krnet.io import ledger
 
 SIZES = {"group_size": 32, "d0": 96, "c0": 24, "c1": 64}
 

@@ -81,10 +81,10 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
 @pytest.fixture(scope="module")
 def few_digits() -> Iterator[None]:
     """`--data digits` means 20 images of each to learn and 5 to test: seconds become fractions of one."""
-    from krnet import data  # here: most tests need no learner
+    from krnet.data import registry
     from learning_tools import small_digits
 
     made = replace(small_digits(20, 5, num_classes=10), name="digits")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(data, "_load_digits", lambda: made)
+        patch.setattr(registry, "_load_digits", lambda: made)
         yield

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from krnet import kernels
+from krnet.nn.cuda import kernels
 
 FAULTS = {1: "threads met at different barriers", 2: "wrote past its shared memory", 3: "copied to an odd address"}
 

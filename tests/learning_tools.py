@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from krnet import data, protocol, watching
-from krnet.training import Status
+from krnet import data, protocol
+from krnet.cli import progress as watching
+from krnet.data import digits
+from krnet.train.loop import Status
 
-_whole_digits = data._load_digits  # a test may put fewer in its place
+_whole_digits = digits._load_digits  # a test may put fewer in its place
 
 SMALL = {"backbone": "resnet8", "base_epochs": 5, "epochs": 8, "batch_size": 32, "base_lr": 0.05, "lr": 0.05}
 # What a method needs beside that to be quick: settings of its own.

@@ -15,11 +15,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from forge import read_header, rewrite_header, rewrite_header_text
-from krnet import archive, errors
-from krnet import header as module
-from krnet.archive import Archive, open_archive, write
-from krnet.files import atomic_write
-from krnet.header import DTYPES, MAGIC
+from krnet import errors
+from krnet.io import archive
+from krnet.io import header as module
+from krnet.io.archive import Archive, open_archive, write
+from krnet.io.atomic import atomic_write
+from krnet.io.header import DTYPES, MAGIC
 
 
 def random_tensor(dtype: torch.dtype, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:

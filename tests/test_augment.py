@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from krnet.augment import centre, crop_flip, draw, normalise
+from krnet.data.augment import centre, crop_flip, draw, normalise
 
 
 def slow_crop_flip(images, draws, pad, crop=None):

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 import krnet
 from forge import rewrite_metadata
-from krnet import archive
-from krnet.config import FitConfig, NetworkConfig
-from krnet.decoder import Decoder
+from krnet.bench.plan import plan
+from krnet.coding.entropy import Tables
+from krnet.coding.weights import coded_bits
 from krnet.errors import (
     ChecksumError,
     InputError,
@@ -31,18 +31,19 @@ from krnet.errors import (
     SettingError,
     TensorShapeError,
 )
-from krnet.features import open_features
-from krnet.lowbit import coded_bits
-from krnet.metrics import fidelity
-from krnet.plan import plan
-from krnet.quantize import Tables
-from krnet.recorders import _autoencoder_budget as budgets
-from krnet.recorders._autoencoder_network import CODE_NAMES, CodeConfig, Encoder, unit_power
-from krnet.recorders.autoencoder import AutoencoderFit, AutoencoderRecorder
+from krnet.features.metrics import fidelity
+from krnet.features.samples import Samples
+from krnet.features.source import open_features
+from krnet.features.stats import normalise, scan
+from krnet.io import archive
+from krnet.nn.paper_config import NetworkConfig
+from krnet.nn.paper_net import Decoder
+from krnet.nn.sizing import preset_config
+from krnet.recorders.autoencoder import budget as budgets
+from krnet.recorders.autoencoder.network import CODE_NAMES, CodeConfig, Encoder, unit_power
+from krnet.recorders.autoencoder.recorder import AutoencoderFit, AutoencoderRecorder
 from krnet.recorders.base import Job
-from krnet.samples import Samples
-from krnet.scan import normalise, scan
-from krnet.sizing import preset_config
+from krnet.train.config import FitConfig
 from maps import relu_maps, signed_maps
 
 TINY: dict[str, Any] = {"recorder": "autoencoder", "d0": 32, "c0": 8, "c1": 8, "iterations": 40}
@@ -188,7 +189,7 @@ def test_the_loss_is_measured_on_what_the_file_will_hold():
 
 
 def outcome():
-    from krnet.training import Outcome
+    from krnet.train.loop import Outcome
 
     return Outcome(1, 0.0, "iterations")
 

@@ -11,8 +11,10 @@ import torch
 from torch import nn
 
 from emulator import Emulator
-from krnet import backbones, batchnorm, kernels, layers, parallel
-from krnet.backbones import BatchNorm
+from krnet.device import exact_math, fast_math
+from krnet.nn import backbones, heads, layers
+from krnet.nn.backbones import BatchNorm
+from krnet.nn.cuda import batchnorm, kernels
 
 CPU = torch.device("cpu")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -266,10 +268,10 @@ def test_a_whole_network_gives_the_plain_loss_gradients_and_statistics(emulate, 
 
 def test_gradients_by_image_are_those_of_the_plain_layers(emulate):
     """They are read by hooks, which a fused layer would pass by."""
-    from krnet.learners._importance import sample_gradients
+    from krnet.learners.importance import sample_gradients
 
     used = emulate()
-    net = backbones.Classifier(backbones.build("resnet8"), backbones.LinearHead(64, 3)).eval()
+    net = heads.Classifier(backbones.build("resnet8"), heads.LinearHead(64, 3)).eval()
     net = net.to(memory_format=torch.channels_last)
     images = torch.randn(2, 3, 8, 8).contiguous(memory_format=torch.channels_last)
     found = dict(sample_gradients(net, images, lambda logits: logits.square().sum()))
@@ -316,13 +318,9 @@ def test_on_the_gpu_results_are_off_by_rounding_alone(shape, skip, relu, trainin
 @pytest.mark.parametrize("shortcut", ["A", "B"])
 def test_a_resnet_is_as_near_to_float32_as_the_plain_one_in_bf16(shortcut):
     images = torch.randn(128, 3, 32, 32, device=DEVICE).contiguous(memory_format=torch.channels_last)
-    exact_loss, exact, exact_buffers = resnet_gradients("resnet32", images, parallel.exact(), layers.plain(), shortcut)
-    plain_loss, plain, plain_buffers = resnet_gradients(
-        "resnet32", images, parallel.fast(DEVICE), layers.plain(), shortcut
-    )
-    fused_loss, fused, fused_buffers = resnet_gradients(
-        "resnet32", images, parallel.fast(DEVICE), nullcontext(), shortcut
-    )
+    exact_loss, exact, exact_buffers = resnet_gradients("resnet32", images, exact_math(), layers.plain(), shortcut)
+    plain_loss, plain, plain_buffers = resnet_gradients("resnet32", images, fast_math(DEVICE), layers.plain(), shortcut)
+    fused_loss, fused, fused_buffers = resnet_gradients("resnet32", images, fast_math(DEVICE), nullcontext(), shortcut)
     assert abs(fused_loss - exact_loss) < max(2 * abs(plain_loss - exact_loss), 2**-6 * exact_loss)
     error = lambda found, wanted: ((found - wanted).norm() / wanted.norm()).item()  # noqa: E731
     assert error(fused, exact) < 1.2 * error(plain, exact) + 2**-8

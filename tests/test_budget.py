@@ -15,15 +15,18 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import krnet
-from krnet import api, archive, cli
-from krnet.budget import parse_size, parse_sizes, say_size, search, smallest_reaching
-from krnet.config import FitConfig
+from krnet import api
+from krnet.cli import app as cli
+from krnet.coding.search import search, smallest_reaching
+from krnet.config import parse_size, parse_sizes, say_size
 from krnet.errors import BudgetError, InputError, ResumeError, SettingError
-from krnet.features import open_features
-from krnet.recorders._features import LEARNED
+from krnet.features.samples import Samples
+from krnet.features.source import open_features
+from krnet.features.stats import scan
+from krnet.io import archive
 from krnet.recorders.base import Content, Job, Recorder, choose, overhead_bytes
-from krnet.samples import Samples
-from krnet.scan import scan
+from krnet.recorders.maps import LEARNED
+from krnet.train.config import FitConfig
 from maps import relu_maps, signed_maps
 
 CODED = ("quantized", "transform", "pca")

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from krnet import cifar, data
+from krnet import data
+from krnet.data import cifar100 as cifar
+from krnet.data import folder as image_folder
 from krnet.errors import DataError, LabelError, UnsafePickleError
 
 NAMES = [f"class_{number}" for number in range(100)]
@@ -267,7 +269,7 @@ def test_a_missing_data_set_is_downloaded_once(archive, tmp_path):
 
 def test_it_goes_to_krnet_data_or_else_to_the_cache_folder(archive, tmp_path, monkeypatch):
     monkeypatch.delenv("KRNET_DATA", raising=False)
-    monkeypatch.setattr(data.imagefolder, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(image_folder, "cache_folder", lambda: tmp_path / "cache")
     data.load("cifar100")
     assert (tmp_path / "cache" / "cifar-100-python" / "train").is_file()
     monkeypatch.setenv("KRNET_DATA", str(tmp_path / "named"))

@@ -16,8 +16,13 @@ from typer.models import ArgumentInfo
 from typer.testing import CliRunner
 
 import krnet
-from krnet import cli, cli_bench, progress, tables
-from krnet.config import FitConfig, NetworkConfig, describe
+from krnet.cli import app as cli
+from krnet.cli import bench as cli_bench
+from krnet.cli import output as tables
+from krnet.cli import progress
+from krnet.config import describe
+from krnet.nn.paper_config import NetworkConfig
+from krnet.train.config import FitConfig
 
 N, SHAPE = 40, (4, 5, 3)
 SMALL = ["--device", "cpu", "--set", "c0=8", "--set", "d0=16", "--set", "c1=8"]
@@ -208,9 +213,7 @@ def test_an_option_whose_metavar_is_its_name_in_capitals_is_named(command: Calla
 
 
 def test_help_needs_no_torch() -> None:
-    code = (
-        "import sys, krnet.cli as c; c.app(['record', '--help'], standalone_mode=False); print('torch' in sys.modules)"
-    )
+    code = "import sys, krnet.cli.app as c; c.app(['record', '--help'], standalone_mode=False); print('torch' in sys.modules)"
     source = Path(krnet.__file__).parent.parent
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(source)}

@@ -19,8 +19,9 @@ from typer.testing import CliRunner
 
 import krnet
 from forge import rewrite_metadata
-from krnet import archive, cli
-from krnet.config import FitConfig
+from krnet.cli import app as cli
+from krnet.coding import matrix as _numbers
+from krnet.coding.entropy import MAX_ALPHABET, Tables
 from krnet.errors import (
     ChecksumError,
     InputError,
@@ -30,13 +31,16 @@ from krnet.errors import (
     SettingError,
     TensorShapeError,
 )
-from krnet.features import open_features
-from krnet.quantize import MAX_ALPHABET, Tables
-from krnet.recorders import _features, _numbers, pca, transform
-from krnet.recorders._coded import SEARCHED
+from krnet.features.samples import Samples
+from krnet.features.source import open_features
+from krnet.features.stats import normalise, scan
+from krnet.io import archive
+from krnet.recorders import axes, transform
+from krnet.recorders import maps as _features
+from krnet.recorders.axes import principal_axes
 from krnet.recorders.base import Job, choose
-from krnet.samples import Samples
-from krnet.scan import normalise, scan
+from krnet.recorders.coded import SEARCHED
+from krnet.train.config import FitConfig
 from maps import relu_maps, signed_maps
 
 RECORDERS = ("quantized", "transform", "pca")
@@ -288,7 +292,7 @@ def test_blocks_beyond_64_kilobytes_are_recorded(tmp_path):
 def test_large_samples_have_their_axes_from_a_sketch_that_is_as_good(monkeypatch):
     features = relu_maps(200, (6, 8, 7))[0]
     exact = krnet.record(features, recorder="pca", step=0.1, components=20).info()
-    monkeypatch.setattr(pca, "EXACT", 100)
+    monkeypatch.setattr(axes, "EXACT", 100)
     sketched = krnet.record(features, recorder="pca", step=0.1, components=20).info()
     assert sketched["r2"] == pytest.approx(exact["r2"], abs=2e-3)
     assert krnet.record(features, recorder="pca", step=0.1).info()["settings"]["components"] > 20
@@ -299,7 +303,7 @@ def test_the_axes_of_pca_are_those_of_an_svd():
     features = relu_maps(200, (6, 8, 7))[0]
     x = normalise(features, features.amin((0, 2, 3)), features.amax((0, 2, 3))).flatten(1)
     _, s, v = torch.linalg.svd(x - x.mean(0), full_matrices=False)
-    found = pca.principal_axes(job_for(features), None)
+    found = principal_axes(job_for(features), None)
     assert torch.allclose(found.std[:10], s[:10] / 200**0.5, rtol=1e-3)
     assert torch.allclose((found.axes[:10] * v[:10]).sum(1).abs(), torch.ones(10), atol=1e-2)
 
@@ -307,14 +311,14 @@ def test_the_axes_of_pca_are_those_of_an_svd():
 def test_fewer_samples_than_values_have_the_same_axes_from_a_smaller_matrix():
     few, many = relu_maps(60, (6, 8, 7))[0], relu_maps(400, (6, 8, 7))[0]
     for features, num_axes in ((few, 60), (many, 336)):
-        found = pca.principal_axes(job_for(features), None)
+        found = principal_axes(job_for(features), None)
         x = normalise(features, features.amin((0, 2, 3)), features.amax((0, 2, 3))).flatten(1).double()
         _, s, v = torch.linalg.svd(x - x.mean(0), full_matrices=False)
         assert found.axes.shape == (num_axes, 336)
         assert torch.allclose(found.axes @ found.axes.T, torch.eye(num_axes), atol=1e-5)
         assert torch.allclose(found.std[:50].double(), s[:50] / len(x) ** 0.5, rtol=1e-4)
         assert torch.allclose((found.axes[:10] * v[:10]).sum(1).abs(), torch.ones(10).double(), atol=1e-3)
-    constant = pca.principal_axes(job_for(torch.full((9, 3, 5), 2.5)), None)
+    constant = principal_axes(job_for(torch.full((9, 3, 5), 2.5)), None)
     assert constant.axes.isfinite().all() and not constant.std.any()
 
 
@@ -490,8 +494,8 @@ def test_components_beyond_what_the_file_pays_for_are_refused(own, monkeypatch):
     rewrite_metadata(path, lambda metadata: metadata["settings"].update(components=None))
     with pytest.raises(NotARecordingError, match="number of components"):
         krnet.open(path)[0]
-    monkeypatch.setattr(pca, "SMALL", 10)
-    monkeypatch.setattr(pca, "NUMBERS_PER_BYTE", 0)
+    monkeypatch.setattr(axes, "SMALL", 10)
+    monkeypatch.setattr(axes, "NUMBERS_PER_BYTE", 0)
     with pytest.raises(OversizedRecordingError, match=r"components of 336 values"):
         krnet.record(*maps(), recorder="pca")[0]
 

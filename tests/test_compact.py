@@ -7,12 +7,14 @@ import torch
 
 import krnet
 from krnet import api
-from krnet.config import FitConfig
 from krnet.errors import BudgetError, InputError, SettingError
-from krnet.recorders import _compact_values, compact
-from krnet.recorders._compact_budget import WIDE, affordable, is_long
-from krnet.recorders._compact_codes import laplace_bits
-from krnet.recorders._compact_network import CompactConfig, CompactNet
+from krnet.recorders.compact import axes_fit
+from krnet.recorders.compact import values_fit as _compact_values
+from krnet.recorders.compact.axes_fit import CompactFit
+from krnet.recorders.compact.budget import WIDE, affordable, is_long
+from krnet.recorders.compact.codes import laplace_bits
+from krnet.recorders.compact.network import CompactConfig, CompactNet
+from krnet.train.config import FitConfig
 from maps import relu_maps, signed_maps
 
 BUDGET = 16_000
@@ -108,7 +110,7 @@ def test_no_variable_of_that_mean_distance_from_zero_takes_more_bits():
 @pytest.mark.parametrize("options", [{}, {"components": 0, "c1": 8, "budget": 60_000}], ids=["axes", "values"])
 def test_a_run_that_was_stopped_goes_on_to_the_same_file(maps, tmp_path, monkeypatch, options):
     made(maps, tmp_path / "whole.krn", checkpoint_s=0.0, **options)
-    fit = _compact_values.ValuesFit if options else compact.CompactFit
+    fit = _compact_values.ValuesFit if options else CompactFit
     count, right = [0], fit.step
 
     def stop(self, iteration, progress):
@@ -142,7 +144,7 @@ def test_a_target_gives_the_smallest_file_that_reaches_it_and_tells_each_fit(map
 
 
 def test_a_search_that_was_stopped_leaves_nothing_and_starts_anew(maps, tmp_path, monkeypatch):
-    count, right = [0], compact.CompactFit.step
+    count, right = [0], CompactFit.step
 
     def stop(self, iteration, progress):
         count[0] += 1
@@ -150,7 +152,7 @@ def test_a_search_that_was_stopped_leaves_nothing_and_starts_anew(maps, tmp_path
             raise KeyboardInterrupt
         return right(self, iteration, progress)
 
-    monkeypatch.setattr(compact.CompactFit, "step", stop)
+    monkeypatch.setattr(CompactFit, "step", stop)
     with pytest.raises(KeyboardInterrupt):
         smallest(maps, tmp_path / "a.krn", checkpoint_s=0.0)
     assert list(tmp_path.iterdir()) == []
@@ -159,8 +161,8 @@ def test_a_search_that_was_stopped_leaves_nothing_and_starts_anew(maps, tmp_path
 
 
 def test_features_are_learned_once_in_a_search(maps, tmp_path, monkeypatch):
-    calls, right = [], compact.principal_axes
-    monkeypatch.setattr(compact, "principal_axes", lambda *given: calls.append(1) or right(*given))
+    calls, right = [], axes_fit.principal_axes
+    monkeypatch.setattr(axes_fit, "principal_axes", lambda *given: calls.append(1) or right(*given))
     smallest(maps, tmp_path / "a.krn", iterations=5)
     assert len(calls) == 1
 

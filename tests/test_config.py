@@ -6,11 +6,13 @@ from dataclasses import dataclass, fields
 
 import pytest
 
-from krnet import learning
-from krnet.config import FitConfig, NetworkConfig, check_shares, describe, from_dict, unknown_setting
+from krnet import task_loop as learning
+from krnet.cli.options import explain_settings
+from krnet.config import check_shares, describe, from_dict, unknown_setting
 from krnet.errors import SettingError
 from krnet.learners import base
-from krnet.options import explain_settings
+from krnet.nn.paper_config import NetworkConfig
+from krnet.train.config import FitConfig
 
 CONFIGS = {name: base.choose(name).config_class for name in learning.base.names()}
 CONFIGS |= {"network": NetworkConfig, "fit": FitConfig, "all learners": base.LearnerConfig}

@@ -11,7 +11,8 @@ import torch
 from sklearn.datasets import load_digits
 
 from krnet import data
-from krnet.data import from_arrays
+from krnet.data import dataset
+from krnet.data.dataset import from_arrays
 from krnet.errors import DataError, LabelError, SettingError
 
 # ------------------------------------------------------------------ names
@@ -133,7 +134,7 @@ def test_one_mean_or_std_may_stand_for_all_channels():
 
 
 def test_mean_and_std_of_very_many_images_are_those_of_evenly_spaced_ones(monkeypatch):
-    monkeypatch.setattr(data, "STATS_BYTES", IMAGES.nbytes // 3)
+    monkeypatch.setattr(dataset, "STATS_BYTES", IMAGES.nbytes // 3)
     assert data.channel_stats(torch.from_numpy(IMAGES))[0] == pytest.approx(IMAGES[::3].mean((0, 2, 3)) / 255)
 
 
@@ -234,7 +235,7 @@ def test_the_digest_tells_data_sets_apart_that_differ_in_how_they_are_shown():
 def test_importing_krnet_data_needs_neither_pooch_nor_pillow():
     code = (
         "import sys; sys.modules['pooch'] = sys.modules['PIL'] = None\n"
-        "import krnet.data, krnet.protocol, krnet.augment\n"
+        "import krnet.data, krnet.protocol, krnet.data.augment\n"
         "assert krnet.data.load('digits').num_classes == 10"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

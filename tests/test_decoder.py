@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from krnet.config import NetworkConfig
-from krnet.decoder import BasicBlock, Decoder
 from krnet.errors import SettingError
-from krnet.layers import NEGATIVE_SLOPE
-from krnet.sizing import preset_config
+from krnet.nn.layers import NEGATIVE_SLOPE
+from krnet.nn.paper_config import NetworkConfig
+from krnet.nn.paper_net import BasicBlock, Decoder
+from krnet.nn.sizing import preset_config
 
 
 def config(channels: int, height: int, width: int, **changes) -> NetworkConfig:

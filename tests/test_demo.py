@@ -11,7 +11,8 @@ from matplotlib.image import imread
 from typer.testing import CliRunner
 
 import krnet
-from krnet import cli, learning
+from krnet import task_loop as learning
+from krnet.cli import app as cli
 from learning_tools import ctrl_c_at, without_times
 
 FOLDERS = {

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from krnet import data
-from krnet.descent import Descent, Group, ImageBatches, Images, Saving, Schedule
 from krnet.errors import ResumeError
-from krnet.order import Order
+from krnet.features.sampler import Order
+from krnet.train.classifier import Descent, Group, ImageBatches, Images, Saving, Schedule
 
 CPU = torch.device("cpu")
 SCHEDULE = Schedule(epochs=5, lr=0.2, drops=(0.5, 0.75), decay=0.1, momentum=0.9, weight_decay=0.01)

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from krnet.embedding import BatchedIDEmbedding, GroupTable, class_index, num_groups, shift
+from krnet.features.samples import class_index
+from krnet.nn.paper_net import BatchedIDEmbedding, shift
+from krnet.recorders.paper.groups import GroupTable, num_groups
 
 LABELS = st.lists(st.integers(-3, 3), min_size=1, max_size=60)
 

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 
 from krnet import protocol
 from krnet.errors import SettingError
-from krnet.learners import _importance, base, ewc, finetune
+from krnet.learners import base, ewc, finetune
+from krnet.learners import importance as _importance
 from learning_tools import SMALL, small_digits, small_tasks
 
 

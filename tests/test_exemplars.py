@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from krnet.descent import Images
-from krnet.exemplars import Exemplars, choose, class_means, herd, nearest
+from krnet.learners.exemplars import Exemplars, choose, class_means, herd, nearest
+from krnet.train.classifier import Images
 from learning_tools import small_digits
 
 CPU = torch.device("cpu")

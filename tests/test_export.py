@@ -8,8 +8,8 @@ import torch
 
 import krnet
 from krnet import export
+from krnet.config import parse_ids
 from krnet.errors import InputError, UnknownSampleError
-from krnet.typed import parse_ids
 
 N = 12
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from krnet import features as module
 from krnet.errors import FeatureError, LabelError
-from krnet.features import check_labels, open_features
-from krnet.scan import denormalise, normalise, scan
+from krnet.features import source as module
+from krnet.features.source import check_labels, open_features
+from krnet.features.stats import denormalise, normalise, scan
 
 h5py = pytest.importorskip("h5py")
 zarr = pytest.importorskip("zarr")
@@ -255,8 +255,8 @@ def test_memory_stays_bounded_while_a_large_file_is_scanned_and_sampled(tmp_path
     del array
     script = """
         import resource, sys, torch
-        from krnet.features import open_features
-        from krnet.scan import scan
+        from krnet.features.source import open_features
+        from krnet.features.stats import scan
         torch.set_num_threads(1)
         peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         baseline = peak()

@@ -6,10 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from krnet import feed as module
 from krnet.errors import FeatureError
-from krnet.features import FeatureSource, open_features
-from krnet.feed import Feed
+from krnet.features import feed as module
+from krnet.features.feed import Feed
+from krnet.features.source import FeatureSource, open_features
 
 CPU = torch.device("cpu")
 VALUES = torch.arange(50.0).view(50, 1).expand(50, 3).contiguous()

@@ -10,12 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from krnet import learning
-from krnet.descent import Saving, Schedule
+from krnet import task_loop as learning
 from krnet.errors import SettingError
 from krnet.learners import base
-from krnet.learners._gan import Adversarial, Critic, GanBatches, Generator, gradient_penalty
-from krnet.learners.gfr import GFR, frozen_copy
+from krnet.learners.gfr.gan import Adversarial, Critic, GanBatches, Generator, gradient_penalty
+from krnet.learners.gfr.learner import GFR, frozen_copy
+from krnet.train.classifier import Saving, Schedule
 from learning_tools import settings_for, small_digits, small_tasks
 
 CPU = torch.device("cpu")

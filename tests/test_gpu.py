@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import krnet
-from krnet import parallel
-from krnet.features import open_features
-from krnet.feed import Feed
-from krnet.speed import Streamed
+from krnet.bench.speed import Streamed
+from krnet.device import pick_device
+from krnet.features.feed import Feed
+from krnet.features.source import open_features
 from maps import relu_maps
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -57,12 +57,12 @@ def test_a_loader_one_batch_ahead_gives_what_replay_gives(recorded):
 
 def test_streamed_batches_are_what_lies_at_their_ids():
     values = torch.randn(500, 3, 4, 4)
-    feed = Streamed(open_features(values), 64, 0, parallel.pick_device("cuda"))
+    feed = Streamed(open_features(values), 64, 0, pick_device("cuda"))
     for iteration in range(30):
         ids, found = feed.batch(iteration)
         assert torch.equal(found.cpu(), values[ids.cpu()])
     feed.close()
-    resident = Feed(open_features(values), 64, 0, parallel.pick_device("cuda"))
+    resident = Feed(open_features(values), 64, 0, pick_device("cuda"))
     (ids,) = resident.batch(0)
     assert torch.equal(resident.values(ids).cpu(), values[ids.cpu()])
 

@@ -11,9 +11,10 @@ from torch import Tensor
 
 import krnet
 from forge import rewrite_metadata
-from krnet import archive, learning
+from krnet import task_loop as learning
+from krnet.coding.entropy import MAX_ALPHABET
 from krnet.errors import BudgetError, InputError, NotARecordingError, SettingError
-from krnet.quantize import MAX_ALPHABET
+from krnet.io import archive
 from krnet.recorders.base import choose
 from learning_tools import settings_for, small_digits, small_tasks
 from maps import relu_maps

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from krnet import learning
+from krnet import task_loop as learning
 from krnet.errors import SettingError
 from krnet.learners import base
 from krnet.learners.icarl import distillation

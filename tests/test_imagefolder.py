@@ -7,7 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from krnet import data, imagefolder, protocol
+from krnet import data, protocol
+from krnet.data import folder as imagefolder
 from krnet.errors import DataError, SettingError
 
 

@@ -15,13 +15,15 @@ from torch import nn
 from typer.testing import CliRunner
 
 import krnet
-from krnet import api, learning, rate
-from krnet.cli import app
+from krnet import api
+from krnet import task_loop as learning
+from krnet.bench import rate
+from krnet.cli.app import app
 from krnet.errors import InputError, SettingError
-from krnet.heads import read_trunk
-from krnet.learners import kril
-from krnet.recorders import _encoded
-from krnet.recorders import images as recorder
+from krnet.learners.kril import learner as kril
+from krnet.nn.loaded import read_trunk
+from krnet.recorders.images import codec as _encoded
+from krnet.recorders.images import recorder
 from learning_tools import settings_for, small_digits, small_tasks, without_times
 from test_images_recorder import MEAN, STD, features_of, make_images, make_trunk
 from test_kril import make, run_task

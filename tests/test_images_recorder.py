@@ -19,15 +19,16 @@ from typer.testing import CliRunner
 
 import krnet
 from forge import rewrite_metadata
-from krnet import archive, cli
-from krnet.config import FitConfig
+from krnet.cli import app as cli
 from krnet.errors import ChecksumError, InputError, NotARecordingError, RecordingError, SettingError, TensorShapeError
-from krnet.features import open_features
-from krnet.recorders import _encoded
-from krnet.recorders import images as recorder
+from krnet.features.samples import Samples
+from krnet.features.source import open_features
+from krnet.features.stats import scan
+from krnet.io import archive
 from krnet.recorders.base import Job, choose
-from krnet.samples import Samples
-from krnet.scan import scan
+from krnet.recorders.images import codec as _encoded
+from krnet.recorders.images import recorder
+from krnet.train.config import FitConfig
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 

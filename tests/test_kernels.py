@@ -16,8 +16,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from emulator import Emulator
-from krnet import kernels, layers, parallel
-from krnet.config import NetworkConfig
+from krnet.device import exact_math, fast_math
+from krnet.nn import layers
+from krnet.nn.cuda import kernels
+from krnet.nn.paper_config import NetworkConfig
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CPU = torch.device("cpu")
@@ -72,7 +74,7 @@ def both_ways(run, leaves, layers_plain=None):
                 leaf.double() if isinstance(leaf, nn.Module) else leaf.detach().double().requires_grad_()
                 for leaf in copies
             ]
-        with parallel.exact(), nullcontext() if fused else layers.plain():
+        with exact_math(), nullcontext() if fused else layers.plain():
             y = run(*copies) if fused else (layers_plain or run)(*copies)
             direction = torch.randn_like(y) if direction is None else direction
             y.backward(direction.to(y.dtype))
@@ -140,7 +142,7 @@ def test_a_depthwise_block_matches_the_plain_one(emulate, shape):
     "settings", [{}, {"stride": 2, "conv_after": "depthwise"}, {"vector": True}, {"last_norm": True}]
 )
 def test_a_whole_network_gives_the_plain_loss_and_gradients(emulate, settings):
-    from krnet.recorders.krnet import KRNet
+    from krnet.nn.paper_net import KRNet
 
     used = emulate()
     height = 1 if settings.get("vector") else 6
@@ -388,8 +390,8 @@ def test_a_gradient_that_is_wrong_would_be_seen(monkeypatch):
 @needs_gpu
 def test_the_fast_step_agrees_with_the_plain_step_within_bf16_rounding():
     """Loss and gradients of the paper's CIFAR network: as far from float32 as plain bf16 is, or nearer."""
-    from krnet.config import PRESETS
-    from krnet.recorders.krnet import KRNet
+    from krnet.nn.paper_config import PRESETS
+    from krnet.nn.paper_net import KRNet
 
     torch.manual_seed(0)
     config = NetworkConfig(channels=64, height=8, width=8, **PRESETS["cifar100"])
@@ -404,9 +406,9 @@ def test_the_fast_step_agrees_with_the_plain_step_within_bf16_rounding():
         loss.backward()
         return loss.item(), torch.cat([p.grad.flatten() for p in net.parameters()])
 
-    exact_loss, exact = gradients(parallel.exact(), nullcontext())
-    plain_loss, plain = gradients(parallel.fast(DEVICE), layers.plain())
-    fused_loss, fused = gradients(parallel.fast(DEVICE), nullcontext())
+    exact_loss, exact = gradients(exact_math(), nullcontext())
+    plain_loss, plain = gradients(fast_math(DEVICE), layers.plain())
+    fused_loss, fused = gradients(fast_math(DEVICE), nullcontext())
     assert abs(fused_loss - exact_loss) < max(2 * abs(plain_loss - exact_loss), 2**-8 * exact_loss)
     error = lambda gradient: ((gradient - exact).norm() / exact.norm()).item()  # noqa: E731
     assert error(fused) < 1.2 * error(plain) + 2**-8

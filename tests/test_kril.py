@@ -10,11 +10,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from krnet import api, learning
-from krnet.config import FitConfig
-from krnet.descent import Saving
+from krnet import api
+from krnet import task_loop as learning
 from krnet.errors import BudgetError, SettingError
-from krnet.learners import _kril_recordings, base, kril
+from krnet.learners import base
+from krnet.learners.kril import learner as kril
+from krnet.learners.kril import recordings as _kril_recordings
+from krnet.train.classifier import Saving
+from krnet.train.config import FitConfig
 from learning_tools import settings_for, small_digits, small_tasks, without_times
 
 CPU = torch.device("cpu")

@@ -16,18 +16,19 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import krnet
-from krnet import archive, recorders
-from krnet.config import FitConfig
-from krnet.embedding import GroupTable
+from krnet import recorders
 from krnet.errors import NonFiniteLossError, ResumeError
-from krnet.features import open_features
-from krnet.heads import read_head
-from krnet.metrics import Fidelity, fidelity
-from krnet.recorders._fitting import TARGET_EVERY, learning_rate
+from krnet.features.metrics import Fidelity, fidelity
+from krnet.features.samples import Samples
+from krnet.features.source import open_features
+from krnet.features.stats import scan
+from krnet.io import archive
+from krnet.nn.loaded import read_head
 from krnet.recorders.base import Job
-from krnet.recorders.krnet import KRNetFit, KRNetRecorder
-from krnet.samples import Samples
-from krnet.scan import scan
+from krnet.recorders.fit import TARGET_EVERY, learning_rate
+from krnet.recorders.paper.groups import GroupTable
+from krnet.recorders.paper.recorder import KRNetFit, KRNetRecorder
+from krnet.train.config import FitConfig
 from maps import relu_maps, signed_maps
 
 TINY: dict[str, Any] = {"d0": 16, "c0": 8, "c1": 8}
@@ -50,7 +51,7 @@ def trainee(features: Tensor, head: nn.Module | None = None, **fit: Any) -> KRNe
     source = open_features(features)
     samples = Samples(len(source), source.shape, None)
     job = Job(source, samples, scan(source), FitConfig(**fit), torch.device("cpu"), head=head, settings=TINY)
-    config = recorders.krnet.KRNetRecorder().config(job)
+    config = KRNetRecorder().config(job)
     return KRNetFit(job, config, GroupTable.build(len(source), None, config.group_size))
 
 
@@ -292,7 +293,7 @@ def test_the_running_loss_proposes_the_end_and_all_features_decide(monkeypatch):
         measured.append(found.r2)
         return found if len(measured) > 1 else Fidelity(found.mse, -100.0)
 
-    monkeypatch.setattr(recorders._fitting, "fidelity", doubting)
+    monkeypatch.setattr(recorders.fit, "fidelity", doubting)
     info = krnet.record(features, target_r2=-10.0, iterations=2000, **TINY).info()
     assert len(measured) == 2 and info["iterations"] == 2 * TARGET_EVERY
 

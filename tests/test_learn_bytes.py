@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from krnet import data, learning, ledger
+from krnet import task_loop as learning
+from krnet.data import registry
 from krnet.errors import SettingError
+from krnet.io import ledger
 from krnet.learners import base
 from learning_tools import small_digits
 
@@ -27,7 +29,7 @@ from learn_bytes import Point, parse_points
 def call(tmp_path, monkeypatch):
     """The script with these arguments, on few digits; gives back the rows of the ledger."""
     monkeypatch.setenv("KRNET_LEDGER", str(tmp_path / "ledger.jsonl"))
-    monkeypatch.setattr(data, "_load_digits", small_digits)
+    monkeypatch.setattr(registry, "_load_digits", small_digits)
     learn_bytes.load_data.cache_clear()
 
     def run(*arguments):
@@ -107,7 +109,7 @@ def test_points_stay_below_their_budget_and_a_failing_one_leaves_its_error(call,
 
 
 def test_other_settings_are_other_points(tmp_path, monkeypatch):
-    monkeypatch.setattr(data, "_load_digits", small_digits)
+    monkeypatch.setattr(registry, "_load_digits", small_digits)
     point = Point("lucir", {}, 5000)
     common = {"data": "digits", "data_dir": None, "order": "natural", "tasks": 2, "base_classes": 4}
     plans = [

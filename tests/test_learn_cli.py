@@ -19,10 +19,14 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 import krnet
-from krnet import backbones, cli, data, imagefolder, learning, protocol
+from krnet import data, protocol
+from krnet import task_loop as learning
+from krnet.cli import app as cli
 from krnet.config import describe
-from krnet.descent import Descent
+from krnet.data import folder as imagefolder
 from krnet.learners import base
+from krnet.nn import backbones
+from krnet.train.classifier import Descent
 from learning_tools import ctrl_c_at, without_times
 
 QUICK = ["--data", "digits", "--sizes", "4,3,3", "--device", "cpu", "--set", "batch_size=32"]
@@ -431,7 +435,7 @@ def test_a_folder_is_learned_at_the_size_and_with_the_classes_asked_for(tmp_path
 def test_images_with_a_crop_are_learned_and_kept_whole(
     tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    monkeypatch.setattr(data, "SMALL_SIZE", 15)
+    monkeypatch.setattr(imagefolder, "SMALL_SIZE", 15)
     made = data.load(str(pictures), image_size=16, choose=protocol.subset(5))
     assert made.crop == 14
     seen = set()

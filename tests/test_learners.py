@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from krnet import learning
-from krnet.descent import Saving
+from krnet import task_loop as learning
 from krnet.errors import ResumeError, SettingError
 from krnet.learners import base
+from krnet.train.classifier import Saving
 from learning_tools import settings_for, small_digits, small_tasks
 
 METHODS = base.names()

@@ -20,11 +20,14 @@ import pytest
 import torch
 
 import krnet
-from krnet import archive, data, learning, protocol
+from krnet import data, protocol
+from krnet import task_loop as learning
 from krnet.errors import BusyFolderError, InputError, RecordingError, ResumeError, SettingError
-from krnet.files import LOCK, atomic_write, working_in
+from krnet.io import archive
+from krnet.io.atomic import atomic_write
+from krnet.io.lock import LOCK, working_in
 from krnet.learners import base
-from krnet.training import Status
+from krnet.train.loop import Status
 from learning_tools import small_digits, small_tasks, without_times
 
 QUICK: dict[str, Any] = {"backbone": "resnet8", "base_epochs": 1, "epochs": 1, "batch_size": 16}

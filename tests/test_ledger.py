@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from krnet import ledger
 from krnet.errors import InputError, KrnetError
+from krnet.io import ledger
 
 NUM_ROWS = 50
 
@@ -311,7 +311,7 @@ def test_the_default_command_is_what_was_typed_without_folders(path, tmp_path, m
 
 def test_the_default_command_of_a_module_names_the_module(path, tmp_path, monkeypatch):
     append_row = f"ledger.append('t', settings={{}}, metrics={{}}, seconds=0, path={str(path)!r})"
-    (tmp_path / "runme.py").write_text(f"from krnet import ledger; print({append_row}['command'])")
+    (tmp_path / "runme.py").write_text(f"from krnet.io import ledger; print({append_row}['command'])")
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     command = [sys.executable, "-m", "runme", "--data", str(tmp_path / "elsewhere" / "x.npy")]
     (tmp_path / "cwd").mkdir()

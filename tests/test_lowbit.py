@@ -5,11 +5,12 @@ import torch
 
 import krnet
 from krnet import api
-from krnet.config import NetworkConfig, from_dict
+from krnet.coding.weights import Rounding, pack, rounded, step_for, unpack
+from krnet.config import from_dict
 from krnet.errors import KrnetError, OversizedRecordingError, SettingError
-from krnet.lowbit import Rounding, pack, rounded, step_for, unpack
+from krnet.nn.paper_config import NetworkConfig
 from krnet.recorders.base import Content
-from krnet.recorders.krnet import rounding
+from krnet.recorders.paper.recorder import rounding
 from maps import relu_maps
 
 PLAN = {"rows": Rounding(0, step_for(4)), "columns": Rounding(1, step_for(3)), "all": Rounding(None, 1 / 32)}

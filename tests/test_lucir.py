@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from krnet import data, learning, protocol
+from krnet import data, protocol
+from krnet import task_loop as learning
 from krnet.learners import base
 from krnet.learners.lucir import less_forget, margin_ranking
 from learning_tools import settings_for, small_digits, small_tasks

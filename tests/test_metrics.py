@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from krnet import metrics
-from krnet.features import open_features
-from krnet.metrics import fidelity, r_squared
-from krnet.scan import scan
+from krnet.features import metrics
+from krnet.features.metrics import fidelity, r_squared
+from krnet.features.source import open_features
+from krnet.features.stats import scan
 
 
 def plain(values: np.ndarray, replayed: np.ndarray) -> tuple[float, float]:

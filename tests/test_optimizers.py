@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from krnet.optimizers import COEFFICIENTS, STEPS, Muon, orthogonalise
+from krnet.nn.muon import COEFFICIENTS, STEPS, Muon, orthogonalise
 
 SHAPES = [(8, 8), (64, 16), (16, 64), (300, 5), (1, 7), (7, 1)]
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from krnet.order import Order
+from krnet.features.sampler import Order
 
 # samples, batch size: dividing evenly, unevenly, one batch an epoch, more asked for than there are
 SIZES = [(12, 4), (10, 4), (7, 3), (5, 5), (3, 8), (1, 1)]

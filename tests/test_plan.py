@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import krnet
-from krnet.archive import open_archive
+from krnet.bench.plan import plan
 from krnet.errors import SettingError
-from krnet.plan import plan
+from krnet.io.archive import open_archive
 
 IMAGENET = (256, 14, 14)
 # The paper's storage table, as printed; its MB and GB are MiB and GiB.

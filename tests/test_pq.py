@@ -18,8 +18,9 @@ import torch
 
 import krnet
 from forge import rewrite_metadata
-from krnet import archive
-from krnet.config import FitConfig
+from krnet.coding import kmeans as _kmeans
+from krnet.coding import matrix as _numbers
+from krnet.coding.entropy import Tables
 from krnet.errors import (
     ChecksumError,
     InputError,
@@ -29,12 +30,17 @@ from krnet.errors import (
     SettingError,
     TensorShapeError,
 )
-from krnet.features import open_features
-from krnet.quantize import Tables
-from krnet.recorders import _features, _kmeans, _numbers, _pq_books, _pq_budget, _pq_codes, pq
+from krnet.features.samples import Samples
+from krnet.features.source import open_features
+from krnet.features.stats import normalise, scan
+from krnet.io import archive
+from krnet.recorders import maps as _features
 from krnet.recorders.base import Job, choose
-from krnet.samples import Samples
-from krnet.scan import normalise, scan
+from krnet.recorders.pq import books as _pq_books
+from krnet.recorders.pq import budget as _pq_budget
+from krnet.recorders.pq import codes as _pq_codes
+from krnet.recorders.pq import recorder as pq
+from krnet.train.config import FitConfig
 from maps import relu_maps, signed_maps
 
 SHAPE = (6, 5, 4)

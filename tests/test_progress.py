@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from krnet import progress
-from krnet.training import Status
+from krnet.cli import progress
+from krnet.train.loop import Status
 
 
 def test_lines_come_at_most_every_few_seconds(

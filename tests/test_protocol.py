@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from krnet.data.protocol import CUSTOM, ORDERS, class_order, imagenet_subset, order_hash, split, subset
 from krnet.errors import SettingError
-from krnet.protocol import CUSTOM, ORDERS, class_order, imagenet_subset, order_hash, split, subset
 
 # As LUCIR, PyCIL, PASS and FACIL print it.
 LUCIR = """

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from krnet import quantize
+from krnet.coding import entropy as quantize
+from krnet.coding.entropy import Blocks, Tables, group_columns, histograms, to_symbols
 from krnet.errors import NotARecordingError, RecordingError
-from krnet.quantize import Blocks, Tables, group_columns, histograms, to_symbols
 
 
 def tables_for(symbols: np.ndarray, column: np.ndarray | None = None) -> Tables:

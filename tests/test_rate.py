@@ -17,14 +17,17 @@ from torch import nn
 from typer.testing import CliRunner
 
 import krnet
-from krnet import api, learning, rate, rate_report
-from krnet.cli import app
+from krnet import api
+from krnet import task_loop as learning
+from krnet.bench import rate
+from krnet.cli.app import app
+from krnet.device import pick_device
 from krnet.errors import FitError, InputError, LabelError, ResumeError, SettingError
-from krnet.heads import read_head
-from krnet.parallel import pick_device
+from krnet.features.stats import normalise
+from krnet.nn.loaded import read_head
 from krnet.recorders import base
 from krnet.recorders.raw import RawRecorder
-from krnet.scan import normalise
+from krnet.report.figures import draw, series_of
 from learning_tools import settings_for, small_digits, small_tasks
 from maps import relu_maps
 
@@ -143,7 +146,7 @@ def test_without_a_head_there_is_no_accuracy(maps, tmp_path):
 def test_a_picture_of_few_points_holds_them_and_the_real_features(shares, tmp_path, recwarn):
     points = [{"recorder": "pca", "given": {}, "bytes": 19_000, "r2": x, "replay_accuracy": abs(x) / 3} for x in shares]
     result = {"points": points, "head": "head.pt", "real_accuracy": 0.9983, "num_samples": 10, "shape": [3]}
-    rate_report.draw(tmp_path / "a.png", result)
+    draw(tmp_path / "a.png", result)
     assert not recwarn.list and (tmp_path / "a.png").stat().st_size
 
 
@@ -160,7 +163,7 @@ def test_a_recorder_keeps_settings_that_are_given_with_its_name(maps, tmp_path):
     found = rate.bench(*maps, out=tmp_path / "r", budgets=["20kB"], recorders=names, device="cpu")
     own, free = (point["settings"] for point in found["points"])
     assert (own["components"], own["dead_zone"]) == (3, 0.6) and free["components"] > 3
-    assert list(rate_report.series_of(found)) == names
+    assert list(series_of(found)) == names
 
 
 # ------------------------------------------------------------------ once, and never mixed

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import krnet
 from forge import rewrite_metadata
-from krnet import cli
+from krnet.cli import app as cli
 from krnet.errors import InputError, NotARecordingError, RecordingError, SettingError, TensorShapeError
 from maps import relu_maps, signed_maps
 

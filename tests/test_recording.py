@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import krnet
-from krnet import archive, replay
+from krnet import recording as replay
 from krnet.errors import (
     FeatureError,
     InputError,
@@ -22,7 +22,8 @@ from krnet.errors import (
     SettingError,
     UnknownSampleError,
 )
-from krnet.recorders.krnet import KRNetRecorder
+from krnet.io import archive
+from krnet.recorders.paper.recorder import KRNetRecorder
 from maps import relu_maps
 
 TINY = {"iterations": 5, "d0": 16, "c0": 8, "c1": 8}
@@ -393,7 +394,7 @@ def test_recording_leaves_the_file_alone_and_nothing_beside_it(tmp_path):
 def test_what_cannot_be_recorded_is_refused_before_fitting(given, kind, message, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     steps = []
-    monkeypatch.setattr("krnet.recorders.krnet.KRNetFit.step", lambda *a: steps.append(a))
+    monkeypatch.setattr("krnet.recorders.paper.recorder.KRNetFit.step", lambda *a: steps.append(a))
     usual = {"features": relu_maps(20, (3, 4, 5))[0]}
     with pytest.raises(kind, match=message):
         krnet.record(**usual | given)
@@ -453,6 +454,6 @@ def test_without_resume_a_finished_recording_is_replaced(tmp_path):
 def test_a_large_batch_in_parts_is_what_it_would_be_at_once(recorded, monkeypatch):
     ids = torch.arange(60).repeat(2)
     whole = krnet.open(recorded.path).replay(ids)
-    monkeypatch.setattr("krnet.recorders._fitting.CPU_PART_BYTES", 1)  # one sample at a time
+    monkeypatch.setattr("krnet.recorders.fit.CPU_PART_BYTES", 1)  # one sample at a time
     single = krnet.open(recorded.path).replay(ids)
     assert (whole - single).abs().max() <= 1e-5 * whole.abs().max()

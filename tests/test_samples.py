@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from krnet.errors import NotARecordingError, OversizedRecordingError, RecordingError
-from krnet.samples import LABELS, SAMPLES_PER_BYTE, Samples
+from krnet.features.samples import LABELS, SAMPLES_PER_BYTE, Samples
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from krnet.scores import CIFAR_IMAGE_BYTES, forgetting, mean, scores, storage
+from krnet.learners.scores import CIFAR_IMAGE_BYTES, forgetting, mean, scores, storage
 
 # A base task of 100 test images, then tasks of 20 and 40.
 COUNTS = [100, 20, 40]

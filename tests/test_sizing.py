@@ -8,11 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from krnet.config import NetworkConfig
-from krnet.decoder import Decoder
 from krnet.errors import SettingError
-from krnet.recorders.krnet import KRNet
-from krnet.sizing import count_parameters, default_parameters, map_shape, preset_config, sizes_for
+from krnet.nn.paper_config import NetworkConfig
+from krnet.nn.paper_net import Decoder, KRNet
+from krnet.nn.sizing import count_parameters, default_parameters, map_shape, preset_config, sizes_for
 
 MIB = 2**20
 SMALLEST_C0 = 8

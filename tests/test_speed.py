@@ -8,11 +8,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from krnet import speed
-from krnet.cli import app
-from krnet.config import NetworkConfig
-from krnet.recorders.krnet import KRNet
-from krnet.sizing import preset_config
+from krnet.bench import speed
+from krnet.cli.app import app
+from krnet.nn.paper_config import NetworkConfig
+from krnet.nn.paper_net import KRNet
+from krnet.nn.sizing import preset_config
 
 CPU = torch.device("cpu")
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from krnet import archive
 from krnet.errors import NonFiniteLossError, ResumeError
-from krnet.training import LOOK_EVERY, Checkpoint, Status, train
+from krnet.io import archive
+from krnet.train.loop import LOOK_EVERY, Checkpoint, Status, train
 
 
 class Halving:

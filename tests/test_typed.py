@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from krnet.typed import parse_counts, parse_duration, parse_ids, parse_setting, parse_sizes, parse_targets
+from krnet.config import parse_counts, parse_duration, parse_ids, parse_setting, parse_shape, parse_targets
 
 
 @pytest.mark.parametrize(
     ("parse", "text", "value"),
     [
-        (parse_sizes, "256,14,14", (256, 14, 14)),
-        (parse_sizes, "256x14x14", (256, 14, 14)),
-        (parse_sizes, "512", (512,)),
+        (parse_shape, "256,14,14", (256, 14, 14)),
+        (parse_shape, "256x14x14", (256, 14, 14)),
+        (parse_shape, "512", (512,)),
         (parse_counts, "1300,1300,732", [1300, 1300, 732]),
         (parse_counts, "500x3", [500, 500, 500]),
         (parse_counts, "500x2,7", [500, 500, 7]),
@@ -50,7 +50,7 @@ def test_typed_text_becomes_its_value(parse: Callable[[str], object], text: str,
 @pytest.mark.parametrize(
     ("parse", "text"),
     [
-        *((parse_sizes, text) for text in ("", "a", "3,", "-3", "3.5")),
+        *((parse_shape, text) for text in ("", "a", "3,", "-3", "3.5")),
         *((parse_counts, text) for text in ("", "x5", "5x", "5,,5", "-5")),
         *((parse_duration, text) for text in ("", "-5", "m", "5y", "nan", "inf")),
         *((parse_setting, text) for text in ("", "c0", "=5")),

@@ -12,8 +12,9 @@ import torch
 
 import krnet
 from forge import read_header, rewrite_header, rewrite_metadata
-from krnet import archive, errors
+from krnet import errors
 from krnet.errors import RecordingError
+from krnet.io import archive
 from maps import relu_maps
 
 

@@ -8,14 +8,13 @@ from typing import ClassVar
 
 import pytest
 
-from krnet.progress import Display
-from krnet.training import Status
-from krnet.watching import Board, Line, Several
+from krnet.cli.progress import Board, Display, Line, Several
+from krnet.train.loop import Status
 
 
 @pytest.fixture
 def line(monkeypatch):
-    monkeypatch.setattr("krnet.progress.LINE_EVERY_S", 0.0)  # each one is printed
+    monkeypatch.setattr("krnet.cli.progress.LINE_EVERY_S", 0.0)  # each one is printed
     return Line(Display())
 
 

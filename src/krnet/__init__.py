@@ -13,18 +13,32 @@ from typing import TYPE_CHECKING, Any
 from krnet.errors import KrnetError, RecordingError
 
 if TYPE_CHECKING:
-    from krnet import data, protocol
+    from krnet import data
     from krnet.api import open, record, verify
-    from krnet.learning import learn
-    from krnet.replay import Recording
+    from krnet.data import protocol
+    from krnet.recording import Recording
+    from krnet.task_loop import learn
 
+# Public name -> the module that has it; None: the name is a module itself.
+_HOMES = {
+    "Recording": "recording",
+    "data": None,
+    "learn": "task_loop",
+    "open": "api",
+    "protocol": "data",
+    "record": "api",
+    "verify": "api",
+}
 __all__ = ["KrnetError", "Recording", "RecordingError", "data", "learn", "open", "protocol", "record", "verify"]
-_MODULES = {"data": "data", "protocol": "protocol", "learn": "learning"}
 
 
 def __getattr__(name: str) -> Any:
     """Import torch when it is first needed: `krnet --help` should not wait for it."""
-    if name not in __all__:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module(f"krnet.{_MODULES.get(name, 'api')}")
-    return module if name in ("data", "protocol") else getattr(module, name)
+    home = _HOMES[name]
+    return import_module(f"krnet.{name}") if home is None else getattr(import_module(f"krnet.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

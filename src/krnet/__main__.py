@@ -1,5 +1,5 @@
 """python -m krnet, where the command `krnet` is not on the PATH."""
 
-from krnet.cli import main
+from krnet.cli.app import main
 
 main()

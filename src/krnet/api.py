@@ -21,35 +21,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from krnet import archive
-from krnet.budget import parse_size, say_size, smallest_reaching
-from krnet.config import PAPER_FITS, FitConfig, check_choice, check_int, check_range, from_dict
-from krnet.errors import (
-    BudgetError,
-    FeatureError,
-    FidelityError,
-    InputError,
-    NonFiniteLossError,
-    ProbeError,
-)
-from krnet.features import check_labels, open_features
-from krnet.files import refuse_overwriting
+from krnet.coding.search import smallest_reaching
+from krnet.config import check_choice, check_int, check_range, from_dict, parse_size, say_size
+from krnet.device import pick_device
+from krnet.errors import BudgetError, FeatureError, FidelityError, InputError, NonFiniteLossError, ProbeError
+from krnet.features.metrics import fidelity
+from krnet.features.samples import Samples
+from krnet.features.source import check_labels, open_features
+from krnet.features.stats import normalise, scan
 from krnet.finished import check_finished
-from krnet.metrics import fidelity
-from krnet.parallel import pick_device
-from krnet.recorders import autoencoder as _autoencoder  # noqa: F401  registers itself
-from krnet.recorders import images as _images  # noqa: F401
-from krnet.recorders import krnet as _krnet  # noqa: F401
-from krnet.recorders import pca as _pca  # noqa: F401
-from krnet.recorders import pq as _pq  # noqa: F401
-from krnet.recorders import quantized as _quantized  # noqa: F401
-from krnet.recorders import raw as _raw  # noqa: F401
-from krnet.recorders import transform as _transform  # noqa: F401
+from krnet.io import archive
+from krnet.io.atomic import refuse_overwriting
+from krnet.nn.paper_config import PAPER_FITS
 from krnet.recorders.base import FIT_NAMES, PROBE_SAMPLES, PROBE_VALUES, Content, Job, Recorder, check_names, choose
-from krnet.replay import PRECISIONS, Recording
-from krnet.samples import Samples
-from krnet.scan import normalise, scan
-from krnet.training import Status
+from krnet.recording import PRECISIONS, Recording
+from krnet.train.config import FitConfig
+from krnet.train.loop import Status
 
 AnyPath = str | os.PathLike[str]
 FIT_NOISE = 0.01  # share by which errors of networks differ whose sizes hardly do

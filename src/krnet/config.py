@@ -1,9 +1,11 @@
-"""Every setting, one frozen dataclass per stage; each is described once, under its field.
+"""Checks and parsers of settings. Nothing here needs torch.
 
-    NetworkConfig   what the network looks like: a preset, or solved from the features (sizing.py)
-    FitConfig       how it is fitted
+    check_choice, check_int, ...     refuse a value, with what was expected
+    from_dict, describe              plain values -> a config dataclass; field -> the docstring under it
+    parse_size("6.5MB") -> 6_500_000   parse_shape("256,14,14")   parse_counts("500x50")   parse_duration("10m")
+    parse_setting("c0=64") -> ("c0", 64)   parse_ids("5,3,7:9") -> [5, 3, slice(7, 9)]
 
-Help texts, checks and the record in the file all come from here.
+A ValueError says what is wrong with a text; the command line makes exit code 2 of it. MB are 10^6 bytes, MiB 2^20.
 """
 
 from __future__ import annotations
@@ -12,17 +14,26 @@ import ast
 import difflib
 import inspect
 import math
+import re
 import textwrap
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 from krnet.errors import SettingError
 
 T = TypeVar("T")
-CONVOLUTIONS = ("depthwise", "full")
-KERNEL = 5  # of the deconvolution
+WORDS = {"true": True, "false": False, "none": None}
+TIME_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+Selection = list[int | slice] | Path
+"""Numbers and slices in the order asked, or a .npy file of IDs."""
+SIZE_UNITS = {
+    "": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+}  # fmt: skip
+MOST_BYTES = 2**53  # beyond this a float skips whole numbers, and no disk is that large
 
 
 def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
@@ -87,152 +98,112 @@ def from_dict(cls: type[T], values: Mapping[str, Any]) -> T:
     return cls(**values)
 
 
-@dataclass(frozen=True, kw_only=True)
-class NetworkConfig:
-    """Sizes of a KRNet for feature maps of channels x height x width (a vector has height = width = 1)."""
-
-    channels: int
-    """Channels of a feature map, or length of a feature vector."""
-    height: int
-    """Height of a feature map."""
-    width: int
-    """Width of a feature map."""
-    vector: bool = False
-    """Features are vectors: the spatial layers are left out."""
-    group_size: int = 512
-    """H: most samples per group, and length of the static and of the dynamic vector."""
-    d0: int
-    """Width of the first FC layer of the decoder."""
-    c0: int
-    """Channels before the deconvolution; for a vector, width of the second FC layer."""
-    c1: int
-    """Channels after the deconvolution."""
-    stride: int = 1
-    """s_d, the stride of the deconvolution: the first map has ceil(height / stride) rows."""
-    conv_before: str = "depthwise"
-    """3x3 convolutions before the deconvolution: depthwise or full."""
-    conv_after: str = "full"
-    """3x3 convolutions after the deconvolution: depthwise or full."""
-    last_norm: bool = False
-    """GroupNorm in the last module, as in the paper. It gives every sample the same mean and variance; without
-    it (a scale and shift per channel instead) each keeps its own amplitude, and only Muon fits it well."""
-    bits: float | None = None
-    """Bits of a weight in the file, about: it is trained for so many and entropy-coded. None keeps fp32."""
-    code: int = 0
-    """Learned numbers that each sample has beside its ID."""
-    code_bits: float = 4.0
-    """Bits of such a number, where weights have few, too."""
-
-    def __post_init__(self) -> None:
-        for name in ("channels", "height", "width", "d0", "c0", "c1"):
-            check_int(name, getattr(self, name), 1, 2**24)
-        check_int("group_size", self.group_size, 4, 2**16)
-        check_int("stride", self.stride, 1, KERNEL)
-        start_area = self.start_size[0] * self.start_size[1]
-        for name, size in (("group_size", self.group_size), ("d0", self.d0), ("c0", self.c0 * start_area)):
-            if size % 2 or size < 4:
-                raise SettingError(f"{name} is {getattr(self, name)}; GroupNorm(2) needs an even number of 4 or more")
-        # A GroupNorm over a single value would leave nothing of it.
-        area = self.height * self.width
-        if not self.vector and self.c1 * area <= 2:
-            raise SettingError(f"c1 is {self.c1}; GroupNorm on maps of one value needs more than 2 channels")
-        if self.last_norm and self.channels * area <= 2:
-            raise SettingError(f"last_norm is on; features of {self.channels} channels and {area} values need it off")
-        check_choice("conv_before", self.conv_before, CONVOLUTIONS)
-        check_choice("conv_after", self.conv_after, CONVOLUTIONS)
-        check_choice("last_norm", self.last_norm, (True, False))
-        check_int("code", self.code, 0, 2**16)
-        for name in ("bits", "code_bits"):
-            if getattr(self, name) is not None or name == "code_bits":
-                check_range(name, getattr(self, name), 1, 8)
-
-    @property
-    def input_size(self) -> int:
-        """Numbers that the decoder reads: both vectors of the group, and the sample's own."""
-        return 2 * self.group_size + self.code
-
-    @property
-    def start_size(self) -> tuple[int, int]:
-        """h0 x w0, the size of the map before the deconvolution."""
-        return -(-self.height // self.stride), -(-self.width // self.stride)
-
-    @property
-    def output_padding(self) -> tuple[int, int]:
-        """What a deconvolution of that stride lacks to reach height x width: 0 to stride - 1."""
-        h0, w0 = self.start_size
-        return self.height - 1 - (h0 - 1) * self.stride, self.width - 1 - (w0 - 1) * self.stride
+def parse_shape(text: str) -> tuple[int, ...]:
+    """256,14,14 or 256x14x14"""
+    if not re.fullmatch(r"\d+([,x]\d+)*", text):
+        raise ValueError(f"{text!r} is not a shape; expected sizes such as 256,14,14")
+    return tuple(int(size) for size in re.split("[,x]", text))
 
 
-PRESETS: dict[str, dict[str, Any]] = {
-    # The paper's table of settings, with full convolutions after the deconvolution: they learn faster.
-    "cifar100": {"group_size": 512, "d0": 1024, "c0": 512, "c1": 64, "stride": 1, "last_norm": True},
-    "imagenet": {"group_size": 512, "d0": 1536, "c0": 1024, "c1": 256, "stride": 2, "last_norm": True},
-}
-# Depthwise ones throughout: the only reading that gives the sizes the paper prints.
-PRESETS |= {f"{name}-published": preset | {"conv_after": "depthwise"} for name, preset in PRESETS.items()}
-
-# What the paper changes for ImageNet-Subset; with schedule "paper" the presets bring it along.
-PAPER_FITS: dict[str, dict[str, Any]] = {
-    name: {"iterations": 50000, "gamma": 5e-4} for name in ("imagenet", "imagenet-published")
-}
-SCHEDULES = {"fast": 6000, "paper": 40000}
-"""Learning-rate schedules and their iterations."""
-LEAST_SHOWN = 32  # samples of a batch
+def parse_counts(text: str) -> list[int]:
+    """1300,1300,732 or 500x50, fifty times 500, or both mixed"""
+    if not re.fullmatch(r"\d+(x\d+)?(,\d+(x\d+)?)*", text):
+        raise ValueError(f"{text!r} are not counts; expected a list such as 1300,1300,732, or 500x50 for 50 times 500")
+    counts: list[int] = []
+    for part in text.split(","):
+        count, _, times = part.partition("x")
+        counts += [int(count)] * int(times or 1)
+    return counts
 
 
-@dataclass(frozen=True, kw_only=True)
-class FitConfig:
-    """How a recorder is fitted."""
+def parse_duration(text: str) -> float:
+    """90, 90s, 10m, 1h30m"""
+    number = r"\d+(?:\.\d+)?|\.\d+"
+    if re.fullmatch(number, text):
+        return float(text)
+    if not re.fullmatch(f"(({number})[smhd])+", text):
+        raise ValueError(f"{text!r} is not a duration; expected seconds, or 90s, 10m, 1h30m")
+    return sum(float(amount) * TIME_UNITS[unit] for amount, unit in re.findall(f"({number})([smhd])", text))
 
-    iterations: int | None = None
-    """Updates at most; by default the schedule's own number, or no limit where time_budget is given."""
-    target_r2: float | None = None
-    """The smallest file whose R2 over all features reaches this, found by a few whole fits; a krnet whose size is given
-    (a preset, a start, network=paper, d0=...) stops there instead."""
-    time_budget: float | None = None
-    """Stop after so many seconds of fitting (compilation aside); the learning rate falls in step with them."""
-    batch_size: int = 1000
-    """Samples per update (all devices together); small data sets use a third of their samples."""
-    schedule: str = "fast"
-    """fast: Muon on the matrices, Adam elsewhere, warm-up, linear decay. paper: Adam, constant, then linear decay."""
-    lr: float = 3e-3
-    """Peak learning rate of Adam."""
-    muon_lr: float = 1e-2
-    """Peak learning rate of Muon (schedule fast), in Adam's units."""
-    gamma: float = 1e-3
-    """Weight of L_kr2, the error seen through a given head."""
-    head_share: float = 1.0
-    """Share of a batch that the head is shown, at least 32 samples: a quarter costs less time, and suits long fits."""
-    seed: int = 0
-    """Seeds the initial weights and the order of samples."""
-    device: str | None = None
-    """cpu, cuda or cuda:N; by default the GPU where there is one."""
-    compile: bool = True
-    """Fused kernels and one CUDA graph a step on a GPU; a CPU always runs the plain version."""
-    checkpoint_s: float = 60.0
-    """Seconds between checkpoints beside the output file."""
 
-    def __post_init__(self) -> None:
-        check_choice("schedule", self.schedule, SCHEDULES)
-        check_choice("compile", self.compile, (True, False))
-        if self.iterations is not None:
-            check_int("iterations", self.iterations, 1)
-        check_int("batch_size", self.batch_size, 1)
-        check_int("seed", self.seed, 0, 2**63 - 1)
-        if self.target_r2 is not None:
-            check_range("target_r2", self.target_r2, -math.inf, 1)
-        if self.time_budget is not None:
-            check_range("time_budget", self.time_budget, 1e-3)
-        for name in ("lr", "muon_lr", "gamma", "checkpoint_s"):
-            check_range(name, getattr(self, name), 0)
-        check_range("head_share", self.head_share, 0, 1)
+def parse_targets(text: str) -> tuple[float, ...]:
+    """0.95,0.98"""
+    if not text:
+        return ()
+    found = [_parse_number(part) for part in text.split(",")]
+    if not all(number is not None and number <= 1 for number in found):
+        raise ValueError(f"{text!r} are not targets; expected R2 of at most 1, such as 0.95,0.98")
+    return tuple(float(number) for number in found if number is not None)
 
-    def num_shown(self, batch_size: int) -> int:
-        """Samples of a batch that the head is shown."""
-        return min(batch_size, max(LEAST_SHOWN, round(self.head_share * batch_size)))
 
-    @property
-    def max_iterations(self) -> int | None:
-        if self.iterations is None and self.time_budget is None:
-            return SCHEDULES[self.schedule]
-        return self.iterations
+def parse_setting(text: str) -> tuple[str, Any]:
+    """name=value, the value true, false, none, a number, numbers with commas between them, or a word"""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ValueError(f"{text!r} is not a setting; expected name=value, such as c0=128")
+    if value.lower() in WORDS:  # written as Python prints them, too
+        return name, WORDS[value.lower()]
+    numbers = [_parse_number(part) for part in value.split(",")]
+    if None in numbers:
+        return name, value
+    return name, numbers[0] if len(numbers) == 1 else tuple(numbers)
+
+
+def _parse_number(text: str) -> int | float | None:
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            pass
+    return None
+
+
+def parse_ids(text: str) -> Selection:
+    """`5`, `0:100`, `::10`, `5,3,7:9`, `-1` or `@file.npy`; a ValueError says what is wrong."""
+    if text.startswith("@"):
+        return Path(text[1:])
+    return [_parse_part(part.strip()) for part in text.split(",")]
+
+
+def _parse_part(part: str) -> int | slice:
+    if re.fullmatch(r"[+-]?\d+", part):
+        return int(part)
+    if not re.fullmatch(r"([+-]?\d+)?:([+-]?\d+)?(:([+-]?\d+)?)?", part):
+        raise ValueError(f"{part!r} is not a sample ID; expected 5, 0:100, ::10, a list such as 5,3,7:9, or @file.npy")
+    chosen = slice(*(int(number) if number else None for number in part.split(":")))
+    if chosen.step == 0:
+        raise ValueError(f"{part!r} has step 0; expected at least 1, or a negative step to go backwards")
+    return chosen
+
+
+def parse_size(size: Any, name: str = "budget") -> int:
+    """12MB, 6.5 MB, 800kB, 3MiB or plain bytes, as whole bytes, rounded down."""
+    expected = f"{name} is {size!r}; expected bytes, such as 12MB, 6.5 MB, 800kB, 3MiB or 12000000"
+    if isinstance(size, str):
+        found = re.fullmatch(r"\s*([\d_]*\d(?:\.\d+)?|\.\d+)\s*([a-z]*)\s*", size, re.IGNORECASE)
+        if not found or found[2].lower() not in SIZE_UNITS:
+            raise SettingError(expected)
+        value = float(found[1].replace("_", "")) * SIZE_UNITS[found[2].lower()]
+    elif isinstance(size, (int, float)) and not isinstance(size, bool):
+        value = float(size)
+    else:
+        raise SettingError(expected)
+    if not 1 <= value < MOST_BYTES:
+        raise SettingError(f"{expected}, at least 1 byte and less than {MOST_BYTES}")
+    return math.floor(value + 1e-6)  # 6.7 MB is 6699999.999...
+
+
+def parse_sizes(text: str, name: str = "budgets") -> list[int]:
+    """3MB,6.5MB,12MB: each once, the smallest first."""
+    found = sorted({parse_size(part, name) for part in text.split(",") if part.strip()})
+    if not found:
+        raise SettingError(f"{name} is {text!r}; expected sizes such as 3MB,6.5MB,12MB")
+    return found
+
+
+def say_size(num_bytes: int) -> str:
+    """The shortest of 12 MB, 6.5 MB, 800 kB or 512 bytes that is exact, or nearly so."""
+    for unit in ("GB", "MB", "kB"):
+        if num_bytes >= SIZE_UNITS[unit.lower()]:
+            return f"{num_bytes / SIZE_UNITS[unit.lower()]:.4g} {unit}"
+    return f"{num_bytes} bytes"

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from krnet.config import Selection
 from krnet.errors import InputError, UnknownSampleError
-from krnet.files import AnyPath, atomic_write, refuse_overwriting
-from krnet.replay import Recording
-from krnet.typed import Selection
+from krnet.io.atomic import AnyPath, atomic_write, refuse_overwriting
+from krnet.recording import Recording
 
 CHUNK_BYTES = 64 << 20
 

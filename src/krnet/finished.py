@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from krnet import archive
 from krnet.errors import ResumeError
+from krnet.features.samples import Samples
+from krnet.io import archive
 from krnet.recorders.base import Recorder
-from krnet.replay import Recording
-from krnet.samples import Samples
+from krnet.recording import Recording
 
 MODULES = {"images", "trunk"}  # settings that are no plain values; a recording has checks of its own for them
 NO_LABELS = torch.zeros(0)

@@ -1,1 +1,5 @@
-"""Ways to learn task after task, one file each."""
+"""Ways to learn task after task, one file or folder each; importing the package fills the registry (base.py)."""
+
+from krnet.learners import ewc, finetune, icarl, joint, lucir, mas  # noqa: F401
+from krnet.learners.gfr import learner as _gfr  # noqa: F401
+from krnet.learners.kril import learner as _kril  # noqa: F401

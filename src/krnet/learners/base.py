@@ -23,12 +23,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from krnet import archive, backbones
 from krnet.config import check_choice, check_int, check_range, check_shares, from_dict, unknown_setting
-from krnet.data import DataSet
-from krnet.descent import Descent, ImageBatches, Images, Saving, Schedule, Watch
+from krnet.data.dataset import DataSet
+from krnet.data.protocol import TaskSplit
 from krnet.errors import RecordingError, SettingError
-from krnet.protocol import TaskSplit
+from krnet.io import archive
+from krnet.nn import backbones, heads
+from krnet.train.classifier import Descent, ImageBatches, Images, Saving, Schedule, Watch
 
 EVALUATION_BATCH = 500
 
@@ -180,7 +181,7 @@ class Learner(ABC):
 
     name: ClassVar[str]
     config_class: ClassVar[type[LearnerConfig]] = LearnerConfig
-    head_class: ClassVar[type[backbones.LinearHead] | type[backbones.CosineHead]] = backbones.LinearHead
+    head_class: ClassVar[type[heads.LinearHead] | type[heads.CosineHead]] = heads.LinearHead
     main_row: ClassVar[str] = "cnn"
     """Which of the rows that `predict` gives stands for the method."""
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
@@ -192,12 +193,12 @@ class Learner(ABC):
         self.model = self._build()
         self._check_batch(min(config.batch_size, len(context.task_ids(0))))
 
-    def _build(self) -> backbones.Classifier:
+    def _build(self) -> heads.Classifier:
         channels = self.context.data.image_shape[0]
         c = self.config
         backbone = backbones.build(c.backbone, in_channels=channels, shortcut=c.shortcut, last_relu=c.last_relu)
         head = self.head_class(backbone.feature_dim, self.context.num_seen(0))
-        return self.to_device(backbones.Classifier(backbone, head))
+        return self.to_device(heads.Classifier(backbone, head))
 
     def to_device(self, module: Any) -> Any:
         kind = torch.channels_last if self.device.type == "cuda" else torch.preserve_format

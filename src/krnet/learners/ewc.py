@@ -34,8 +34,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from krnet.config import check_choice
-from krnet.learners._importance import ImportanceConfig, ImportanceLearner
 from krnet.learners.base import register
+from krnet.learners.importance import ImportanceConfig, ImportanceLearner
 
 
 @dataclass(frozen=True, kw_only=True)

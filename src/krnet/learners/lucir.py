@@ -31,11 +31,11 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from krnet.backbones import Classifier, CosineHead
 from krnet.config import check_choice, check_int, check_range
-from krnet.exemplars import class_means
 from krnet.learners.base import Work, register
-from krnet.learners.icarl import Rehearsal, RehearsalConfig
+from krnet.learners.exemplars import class_means
+from krnet.learners.rehearsal import Rehearsal, RehearsalConfig
+from krnet.nn.heads import Classifier, CosineHead
 
 
 @dataclass(frozen=True, kw_only=True)

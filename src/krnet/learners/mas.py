@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from krnet.config import check_choice
-from krnet.learners._importance import ImportanceConfig, ImportanceLearner
 from krnet.learners.base import register
+from krnet.learners.importance import ImportanceConfig, ImportanceLearner
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from krnet.config import unknown_setting
-from krnet.data import DataSet
+from krnet.data.dataset import DataSet
 from krnet.errors import SettingError
 from krnet.learners import base
 

@@ -20,13 +20,14 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from krnet.archive import TensorStore as TensorStore
-from krnet.config import FitConfig, check_choice, unknown_setting
+from krnet.config import check_choice, unknown_setting
 from krnet.errors import InputError, MissingTensorError, SettingError, TensorShapeError, UnknownRecorderError
-from krnet.features import FeatureSource
-from krnet.samples import Samples
-from krnet.scan import FeatureStats
-from krnet.training import Status
+from krnet.features.samples import Samples
+from krnet.features.source import FeatureSource
+from krnet.features.stats import FeatureStats
+from krnet.io.archive import TensorStore
+from krnet.train.config import FitConfig
+from krnet.train.loop import Status
 
 PROBE_SAMPLES = 8
 PROBE_VALUES = 64  # per sample, evenly spaced: 2 KB in all, enough to notice a wrong decoder

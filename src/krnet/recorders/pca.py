@@ -18,33 +18,18 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from krnet.coding.entropy import RESTORE
+from krnet.coding.matrix import CODED_TENSORS, MAX_BLOCK, CodedConfig, CodedNumbers, Numbers, Reader, encode, survey
 from krnet.config import check_int
-from krnet.errors import NotARecordingError, OversizedRecordingError, SettingError
-from krnet.quantize import RESTORE
-from krnet.recorders._basis import Basis
-from krnet.recorders._coded import SEARCHED, CodedRecorder
-from krnet.recorders._features import mean_map, normalised, normalised_chunks
-from krnet.recorders._numbers import (
-    CODED_TENSORS,
-    MAX_BLOCK,
-    CodedConfig,
-    CodedNumbers,
-    Numbers,
-    Reader,
-    encode,
-    survey,
-)
-from krnet.recorders.base import Job, TensorStore, register
-from krnet.samples import Samples
+from krnet.errors import NotARecordingError, SettingError
+from krnet.features.samples import Samples
+from krnet.io.archive import TensorStore
+from krnet.recorders.axes import AXES, FINEST, WORTH, Axes, least_squares, load_axes, principal_axes
+from krnet.recorders.base import Job, register
+from krnet.recorders.basis import Basis
+from krnet.recorders.coded import SEARCHED, CodedRecorder
+from krnet.recorders.maps import normalised
 
-AXES = "axes."
-WORTH = 0.45  # steps of standard deviation from which an axis is kept: fewer save less than they cost
-EXACT = 8192  # rows and columns of the largest matrix from which all axes are found
-SKETCHED = 1024  # axes looked for in larger samples, if the settings do not say
-OVERSAMPLED, PASSES = 32, 4  # of the sketch: Halko et al. 2011
-FINEST = 2000  # steps on either side that an axis may have: a 12-bit axis is as good as a float
-SMALL = 1 << 24  # numbers that a basis may have whatever the size of its file
-NUMBERS_PER_BYTE = 1 << 12
 WHOLE = CodedConfig(step=1.0, block_size=MAX_BLOCK)  # how the axes are coded, once they are scaled
 
 
@@ -60,72 +45,6 @@ class PCAConfig(CodedConfig):
         super().__post_init__()
         if self.components is not None:
             check_int("components", self.components, 1)
-
-
-@dataclass(frozen=True, eq=False)
-class Axes:
-    """Principal axes, the widest first."""
-
-    mean: Tensor  # (values,)
-    axes: Tensor  # (k, values)
-    std: Tensor  # (k,) of the coordinates
-
-
-def principal_axes(job: Job, components: int | None) -> Axes:
-    """Of all samples: every axis along which they differ, or the widest `components` where both are large."""
-    num_values, num_samples = math.prod(job.source.shape), len(job.source)
-    mean = mean_map(job).flatten()
-    if 4 * num_samples <= 3 * num_values and num_samples * num_values <= EXACT**2:
-        # The same axes from the samples' products with each other: for few samples a much smaller matrix.
-        x = torch.cat([x.flatten(1) for x in normalised_chunks(job)]) - mean
-        variances, shares = torch.linalg.eigh(x @ x.T)
-        # Orthonormal, the widest first; the mean is gone, and so the last one may be any direction that is left.
-        axes = torch.linalg.qr(x.T @ shares.flip(1))[0].flip(1)
-    elif num_values <= EXACT:
-        covariance = torch.zeros(num_values, num_values, device=job.device)
-        for x in normalised_chunks(job):
-            x = x.flatten(1) - mean
-            covariance.addmm_(x.T, x)
-        variances, axes = torch.linalg.eigh(covariance)
-    else:
-        wanted = min(num_samples, num_values, (components or SKETCHED) + OVERSAMPLED)
-        generator = torch.Generator().manual_seed(job.fit.seed)
-        axes = torch.randn(num_values, wanted, generator=generator).to(job.device)
-
-        def spread(axes: Tensor) -> Tensor:
-            """The covariance matrix times the axes, without making that matrix."""
-            found = torch.zeros_like(axes)
-            for x in normalised_chunks(job):
-                x = x.flatten(1) - mean
-                found.addmm_(x.T, x @ axes)
-            return found
-
-        for _ in range(PASSES):
-            axes = torch.linalg.qr(spread(axes))[0]
-        variances, turned = torch.linalg.eigh(axes.T @ spread(axes))
-        axes = axes @ turned
-    std = (variances.flip(0) / num_samples).clamp(min=0).sqrt()
-    return Axes(mean, axes.T.flip(0), std)
-
-
-def load_axes(store: TensorStore, num_values: int, num_kept: int) -> CodedNumbers:
-    """Axes, scaled, (values, k); refused where the file has too few bytes for so many numbers."""
-    coded = CodedNumbers.load(store, AXES, num_values, num_kept, MAX_BLOCK)
-    most = SMALL + NUMBERS_PER_BYTE * len(coded.blocks.stream)
-    if num_kept * num_values > most:
-        raise OversizedRecordingError(
-            f"{num_kept} components of {num_values} values in {len(coded.blocks.stream)} bytes; expected at most "
-            f"{most} numbers. {RESTORE}"
-        )
-    return coded
-
-
-def least_squares(axes: Tensor) -> Tensor:
-    """(k, values) -> (k, values), products with which give the point along the axes that lies nearest."""
-    exact = axes.double()
-    products = exact @ exact.T
-    products.diagonal().add_(1e-6)  # an axis may have been rounded to nothing
-    return torch.linalg.solve(products, exact).float()
 
 
 class Components(Basis):

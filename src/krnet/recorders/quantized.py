@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from krnet.recorders._basis import Basis
-from krnet.recorders._coded import CodedRecorder
-from krnet.recorders._numbers import CodedConfig
-from krnet.recorders.base import Job, TensorStore, register
-from krnet.samples import Samples
+from krnet.coding.matrix import CodedConfig
+from krnet.features.samples import Samples
+from krnet.io.archive import TensorStore
+from krnet.recorders.base import Job, register
+from krnet.recorders.basis import Basis
+from krnet.recorders.coded import CodedRecorder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from krnet.config import check_choice
 from krnet.errors import NotARecordingError, SettingError
-from krnet.recorders.base import Content, Job, Recorder, Replayer, TensorStore, overhead_bytes, refuse_network, register
-from krnet.samples import Samples
+from krnet.features.samples import Samples
+from krnet.io.archive import TensorStore
+from krnet.recorders.base import Content, Job, Recorder, Replayer, overhead_bytes, refuse_network, register
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 CHUNK_BYTES = 64 << 20  # read at once

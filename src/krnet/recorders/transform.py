@@ -14,13 +14,14 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from krnet.coding.matrix import CodedConfig
 from krnet.errors import InputError, OversizedRecordingError
-from krnet.recorders._basis import Basis
-from krnet.recorders._coded import CodedRecorder
-from krnet.recorders._features import mean_map, normalised_chunks
-from krnet.recorders._numbers import CodedConfig
-from krnet.recorders.base import Job, TensorStore, register
-from krnet.samples import Samples
+from krnet.features.samples import Samples
+from krnet.io.archive import TensorStore
+from krnet.recorders.base import Job, register
+from krnet.recorders.basis import Basis
+from krnet.recorders.coded import CodedRecorder
+from krnet.recorders.maps import mean_map, normalised_chunks
 
 MAX_SIZE = 4096  # of an axis: its transform is a matrix of size x size
 

@@ -1,0 +1,1 @@
+"""What is measured: bytes against quality, speed, and what a recording would cost."""

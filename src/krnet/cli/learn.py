@@ -1,0 +1,198 @@
+"""The commands that learn: `krnet learn`, and `krnet demo` on data of its own."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from krnet.cli import output as tables
+from krnet.cli.options import Device, Json, Quiet, Set, explain_settings, merge, option
+from krnet.cli.output import say
+from krnet.config import parse_counts, parse_size
+
+
+def learn(
+    methods: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="METHOD", help="kril finetune joint ewc mas icarl lucir gfr, or all.", show_default=False
+        ),
+    ] = None,
+    data: Annotated[
+        str, typer.Option(metavar="NAME|FOLDER", help="cifar100, digits, or a folder of images.")
+    ] = "cifar100",
+    image_size: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Pixels of a folder's images at the shorter side; above 96 networks see 7/8 of it (224 of 256).",
+            show_default="as they are, at most 256",
+        ),
+    ] = None,
+    subset: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|N|CLASS,...",
+            help="Some of a folder's classes: lucir1993 (LUCIR's ImageNet-Subset), the first N, or those named.",
+            show_default="all",
+        ),
+    ] = None,
+    tasks: Annotated[int | None, typer.Option(help="Tasks after the base task.", show_default="10")] = None,
+    base_classes: Annotated[int | None, typer.Option(help="Classes of the base task.", show_default="half")] = None,
+    sizes: Annotated[
+        Any,
+        typer.Option(
+            parser=option(parse_counts),
+            metavar="B,N,N,...",
+            help="Classes of every task, the base task first, instead of the other two; 50,5x10 is 50 and ten times 5.",
+            show_default="equal tasks",
+        ),
+    ] = None,
+    order: Annotated[
+        str, typer.Option(metavar="NAME|3,1,2,...", help="Class order: lucir1993, gfr1993, icarl, natural, or a list.")
+    ] = "lucir1993",
+    seed: Annotated[int, typer.Option(help="Seeds weights, batches and augmentation, not the class order.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder to write to.", show_default="runs/...")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that DIR holds.")] = False,
+    epochs: Annotated[
+        int | None, typer.Option(help="Epochs of every task, the base task included.", show_default="the method's")
+    ] = None,
+    recorder: Annotated[
+        str | None,
+        typer.Option(help="kril: how features are kept; raw keeps real ones, images the images.", show_default="krnet"),
+    ] = None,
+    budget: Annotated[
+        Any,
+        typer.Option(
+            parser=option(parse_size),
+            metavar="SIZE",
+            help="Most bytes that kril's recordings, or the exemplars of icarl and lucir, may take (MB = 10^6).",
+            show_default="none",
+        ),
+    ] = None,
+    fixed_layers: Annotated[
+        int | None, typer.Option(help="kril: layers that are frozen after the base task.", show_default="23")
+    ] = None,
+    no_aux: Annotated[bool, typer.Option("--no-aux", help="kril: without L_aux.")] = False,
+    no_kr2: Annotated[bool, typer.Option("--no-kr2", help="kril: without L_kr2.")] = False,
+    single: Annotated[bool, typer.Option("--single", help="kril: one recorder for all tasks.")] = False,
+    preset: Annotated[
+        str | None,
+        typer.Option(help="Settings to start from, where a method has such: own (gfr).", show_default="none"),
+    ] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of data sets.", show_default="$KRNET_DATA, or the user's cache"),
+    ] = None,
+    settings: Set = None,
+    list_all: Annotated[bool, typer.Option("--list-settings", help="Print what --set knows, and leave.")] = False,
+    device: Device = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Writes DIR/run.json (DIR/METHOD/run.json for several): accuracies, forgetting, stored bytes, settings, times.
+
+    A run that was stopped, in whatever way, goes on with --resume. TensorBoard logs lie in DIR/tensorboard.
+
+    \b
+    Example:
+      krnet learn kril finetune --data digits --base-classes 4 --tasks 3
+    """
+    from krnet import data as data_sets
+    from krnet import task_loop as learning
+    from krnet.cli.progress import Board, Display, Line, Several
+    from krnet.data import protocol
+
+    if sizes is not None and (tasks is not None or base_classes is not None):
+        raise typer.BadParameter("give either --sizes, or --tasks and --base-classes")
+    every = learning.base.names()
+    if not methods and not list_all:
+        raise typer.BadParameter(f"none given; expected some of {', '.join(every)}, or all", param_hint="'METHOD...'")
+    named = methods or ["all"]
+    chosen = list(dict.fromkeys(name for given in named for name in (every if given == "all" else [given])))
+    for method in chosen:
+        learning.base.choose(method)
+    if list_all:
+        everyone = learning.base.LearnerConfig
+        print(f"all methods\n{explain_settings(everyone)}")
+        for method in chosen:
+            print(f"\n{method}\n{explain_settings(learning.base.choose(method).config_class, everyone)}".rstrip())
+        return
+    switches: dict[str, Any] = {
+        "recorder": recorder,
+        "budget": budget,
+        "fixed_layers": fixed_layers,
+        "epochs": epochs,
+        "base_epochs": epochs,
+    }
+    switches |= {"aux": 0.0 if no_aux else None, "kr2": False if no_kr2 else None, "single": True if single else None}
+    known = {field.name for m in every for field in fields(learning.base.choose(m).config_class)}
+    given = merge(settings or [], known, **switches)
+    with Display(quiet) as display:
+        display.phase("reading the images")
+        found = data_sets.load(
+            data, data_dir, image_size=image_size, choose=None if subset is None else protocol.subset(subset),
+            say=(lambda text: None) if quiet else say,
+        )  # fmt: skip
+        split = protocol.split(
+            order, num_classes=found.num_classes, base_classes=base_classes, tasks=10 if tasks is None else tasks,
+            sizes=sizes,
+        )  # fmt: skip
+        name = f"{'-'.join(chosen) if len(chosen) < 4 else 'several'}-{found.name}-{split.num_tasks - 1}"
+        folder = out or Path("runs") / f"{name}-{split.order_name}-{seed}".replace("/", "_")
+        watcher = Several([Line(display), Board(folder / "tensorboard")])
+        common: dict[str, Any] = {"seed": seed, "device": device, "resume": resume, "watcher": watcher}
+        try:
+            if len(chosen) == 1:
+                (only,) = chosen
+                own = learning.settings_of(chosen, given, found, preset)[only]
+                runs = [learning.learn(only, found, split, out=folder, settings=own, **common)]
+            else:
+                runs = learning.learn_all(chosen, found, split, out=folder, settings=given, preset=preset, **common)
+        except KeyboardInterrupt:
+            say(f"stopped; what was done is in {folder}. To go on, give the same command with --resume")
+            raise typer.Exit(130) from None
+    if as_json:
+        tables.show_json(runs[0] if len(runs) == 1 else runs)
+    else:
+        tables.show_runs(runs)
+        if not quiet:
+            say(f"written to {folder}")
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder to write to; made if missing.")] = Path("demo"),
+    seed: Annotated[int, typer.Option(help="Seeds the networks and the recordings.")] = 0,
+    short: Annotated[bool, typer.Option("--short", help="A few updates only: seconds, and poor results.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Writes demo/METHOD/run.json and demo/demo.png, accuracy task by task and bytes kept; takes under three minutes.
+
+    Learns handwritten digits two classes at a time: by KRIL, which replays the feature maps of old images from a
+    recording; by fine-tuning, which forgets; and by keeping real features or all images, the upper bounds. Nothing is
+    downloaded.
+
+    \b
+    Example:
+      krnet demo --out demo
+    """
+    from krnet.cli.demo import run
+    from krnet.cli.progress import Display
+
+    try:
+        with Display(quiet) as display:
+            found = run(out, display, seed=seed, short=short)
+    except KeyboardInterrupt:
+        say(f"stopped; what was done is in {out}. To go on, give the same command again")
+        raise typer.Exit(130) from None
+    if as_json:
+        tables.show_json(found)
+    else:
+        tables.show_runs([{**made, "method": name} for name, made in found["runs"].items()])
+        print(f"picture: {found['picture']}; took {found['seconds']:.0f} s")

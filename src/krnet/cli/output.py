@@ -1,0 +1,234 @@
+"""Results as a person reads them: dictionaries of plain values to a table on stdout, or to one JSON object.
+
+plan, info, verify report, ... -> rows (name, text) -> show
+
+Bytes are printed in MB of 10^6 and exactly. What is no result goes to stderr: say.
+
+
+What `krnet bench rate` found, as a picture and as a table.
+
+rate.json -> series_of -> draw -> log bytes against R2 and replay accuracy
+          -> show -> a line for each point
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from krnet.config import say_size
+from krnet.report.figures import series_name
+
+Rows = list[tuple[str, str]]
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def show(result: Mapping[str, Any], rows: Rows, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(result))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in rows:
+        table.add_row(name, text)
+    # Without a terminal rich would wrap at 80 columns, in the middle of paths.
+    Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False).print(table)
+
+
+def show_json(value: Any) -> None:
+    print(json.dumps(value))
+
+
+def show_runs(runs: Sequence[Mapping[str, Any]]) -> None:
+    """One line a method, and for each row that a method gives: accuracies in percent after each task, and bytes."""
+    from rich.console import Console
+    from rich.table import Table
+
+    first = runs[0]
+    tasks = "+".join(map(str, first["tasks"]))
+    title = f"{first['data']}, classes {tasks}, order {first['order']} ({first['order_hash']}), seed {first['seed']}"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.add_column("method")
+    for task in range(len(first["tasks"])):
+        table.add_column(f"task {task}" if task else "base", justify="right")
+    for name in ("average", "without base", "forgetting", "stored MB", "images", "seconds"):
+        table.add_column(name, justify="right")
+    for run in runs:
+        for row, found in (run.get("rows") or {run["row"]: run}).items():
+            name = run["method"] if len(run.get("rows") or {}) < 2 else f"{run['method']} ({row})"
+            total = run["storage_bytes"]["total"]
+            table.add_row(
+                name,
+                *[percent(value) for value in found["accuracy"]],
+                *[percent(found[key]) for key in ("average", "average_without_base", "forgetting")],
+                f"{total / 1e6:,.3f}",
+                f"{run['storage_bytes']['equivalent_exemplars']:,.0f}",
+                f"{run['seconds']:,.0f}",
+            )
+    # As wide as the table is: a narrow terminal then breaks lines, where rich would break numbers.
+    width = Console(width=10_000).measure(table).maximum
+    Console(width=width, highlight=False, markup=False).print(table)
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.2f}"
+
+
+def plan_rows(plan: Mapping[str, Any]) -> Rows:
+    return [
+        ("samples", f"{plan['num_samples']:,} of {by(plan['shape'])}"),
+        ("classes", f"{plan['num_classes']:,} in {plan['num_groups']:,} groups"),
+        ("network", sizes(plan["settings"])),
+        ("features", megabytes(plan["feature_bytes"])),
+        ("KRNet", megabytes(plan["krnet_bytes"])),
+        ("  weights", megabytes(plan["krnet_network_bytes"])),
+        ("  codes", megabytes(plan["krnet_code_bytes"])),
+        ("autoencoder", megabytes(plan["autoencoder_network_bytes"] + plan["autoencoder_code_bytes"])),
+        ("  weights", megabytes(plan["autoencoder_network_bytes"])),
+        ("  codes", megabytes(plan["autoencoder_code_bytes"])),
+        ("KRNet is", f"{times(plan['compression_ratio_bytes'])} ({plan['compression_ratio']:.2f} as the paper counts)"),
+    ]
+
+
+def info_rows(info: Mapping[str, Any]) -> Rows:
+    classes = "no labels" if info["num_classes"] is None else f"{info['num_classes']:,} classes"
+    return [
+        ("recording", info["path"]),
+        ("samples", f"{info['num_samples']:,} of {by(info['shape'])}, {classes}"),
+        ("recorder", f"{info['recorder']}: {sizes(info['settings'])}"),
+        ("features", megabytes(info["feature_bytes"])),
+        ("file", f"{megabytes(info['bytes'])}, {times(info['compression_ratio'])}"),
+        ("per sample", f"{info['bytes_per_sample']:,.1f} bytes, {info['bits_per_value']:.3f} bits per value"),
+        ("R2", f"{info['r2']:.5f} (MSE {info['mse']:.3g} of values scaled to 0..1 per channel)"),
+        ("fast replay", fast_error(info)),
+        ("zeros", f"{100 * info['zero_ratio']:.1f} % of the features"),
+        ("fit", fit_text(info)),
+    ]
+
+
+def fit_text(info: Mapping[str, Any]) -> str:
+    if not info["iterations"]:
+        return f"{info['fit_seconds']:.1f} s" if info["fit_seconds"] >= 0.05 else "none needed"
+    return f"{info['fit_seconds']:.1f} s, {info['iterations']:,} iterations, stopped by {info['stopped_by']}"
+
+
+def below(value: float, limit: float) -> str:
+    """A value below a limit, in four digits or in as many as tell the two apart."""
+    return next(text for digits in range(4, 18) if float(text := f"{value:.{digits}f}") < limit or digits == 17)
+
+
+def fast_error(info: Mapping[str, Any]) -> str:
+    """What bf16 costs: measured where a GPU was there to do it."""
+    if info["fast_extra_mse"] is None:
+        return "its extra error is known once recorded, or opened, on a GPU; on a CPU fast is exact"
+    if info["fast_extra_mse"] == 0:
+        return "the same as exact"
+    return f"adds {info['fast_extra_mse']:.3g} to the MSE (bf16, on a GPU)"
+
+
+def verify_rows(report: Mapping[str, Any]) -> Rows:
+    rows = [
+        ("recording", f"{report['path']}: all {report['tensors']} tensors as written"),
+        ("file", megabytes(report["bytes"])),
+        ("probe", probe_text(report["probe_error"])),
+    ]
+    if report["r2"] is not None:
+        same = "the features it was recorded from" if report["same_features"] else "not those it was recorded from"
+        rows += [("features", same), ("R2", f"{report['r2']:.5f} (MSE {report['mse']:.3g})")]
+    return rows
+
+
+def probe_text(error: float | None) -> str:
+    if error is None:
+        return "not decoded: the file holds images, and their features take the trunk (--trunk)"
+    return f"decodes to within {error:.3g} of the values decoded when it was written"
+
+
+def replay_rows(written: Mapping[str, Any]) -> Rows:
+    rows = [
+        ("features", f"{written['path']}: {written['num_samples']:,} samples of {by(written['shape'])}, float32"),
+        ("file", megabytes(written["bytes"])),
+    ]
+    return rows + ([("labels", written["labels_path"])] if written["labels_path"] else [])
+
+
+def speed_rows(found: Mapping[str, Any]) -> Rows:
+    rows = [
+        ("device", found["device"]),
+        ("ceilings", f"{found['flops_per_second'] / 1e12:.2f} TFLOP/s, {found['bytes_per_second'] / 1e9:,.0f} GB/s"),
+    ]
+    for name, step in found["steps"].items():
+        floor = f"{step['times_floor']:.2f} times the floor of {step['floor_milliseconds']:.2f} ms"
+        ready = f"ready in {step['ready_seconds']:.1f} s"
+        rows.append(
+            (f"step, {name}", f"{step['milliseconds']:.2f} ms, {floor} (batch {step['batch_size']:,}, {ready})")
+        )
+    for batch, ways in found["replay"].items():
+        best = max(ways["exact"], ways["fast"])
+        against = (
+            f"{best / ways['plain']:.2f} times plain, {best / ways['raw_from_disk']:.2f} times reading raw features"
+        )
+        rate = f"exact {ways['exact']:,.0f}/s, fast {ways['fast']:,.0f}/s"
+        rows.append((f"replay by {int(batch):,}", f"{rate}; the better is {against}"))
+    for target, fit in found["targets"].items():
+        reached = f"{fit['fit_seconds']:.1f} s, {fit['iterations']:,} iterations"
+        rows.append((f"to R2 {target}", f"{reached}: R2 {fit['r2']:.4f}, stopped by {fit['stopped_by']}"))
+    return rows
+
+
+def megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.3f} MB ({num_bytes:,} bytes)"
+
+
+def times(ratio: float) -> str:
+    return f"{ratio:.2f} times smaller than the features" if ratio >= 1 else f"{1 / ratio:.2f} times larger than them"
+
+
+def by(shape: Sequence[int]) -> str:
+    return "×".join(map(str, shape)) or "one number"
+
+
+def sizes(settings: Mapping[str, Any]) -> str:
+    """All but what follows from the features."""
+    hidden = ("channels", "height", "width", "vector", "groups")
+    return ", ".join(f"{name} {value}" for name, value in settings.items() if name not in hidden)
+
+
+def show_rate(result: Mapping[str, Any]) -> None:
+    """A table on stdout: a line for each point."""
+    from rich.console import Console
+    from rich.table import Table
+
+    accuracy = result["real_accuracy"]
+    real = "" if accuracy is None else f"; the head gets {100 * accuracy:.2f} % of the real features right"
+    title = f"{result['features']}: {result['num_samples']:,} samples, {say_size(result['feature_bytes'])}{real}"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.add_column("recorder")
+    for name in ("budget", "file MB", "bytes/sample", "bits/value", "R2", "replay %", "fit s", "replays/s"):
+        table.add_column(name, justify="right")
+    for point in result["points"]:
+        table.add_row(
+            series_name(point["recorder"], point["given"]),
+            say_size(point["budget"]),
+            f"{point['bytes'] / 1e6:,.3f}{' over' if point['over_budget'] else ''}",
+            f"{point['bytes_per_sample']:,.1f}",
+            f"{point['bits_per_value']:.3f}",
+            f"{point['r2']:.4f}",
+            "-" if point["replay_accuracy"] is None else f"{100 * point['replay_accuracy']:.2f}",
+            f"{point['fit_seconds']:,.1f}",
+            f"{point['replay_per_second']:,.0f}",
+        )
+    for failed in result["errors"]:
+        table.add_row(failed["recorder"], say_size(failed["budget"]), "failed")
+    # As wide as the table is: a narrow terminal then breaks lines, where rich would break numbers.
+    width = Console(width=10_000).measure(table).maximum
+    Console(width=width, highlight=False, markup=False).print(table)

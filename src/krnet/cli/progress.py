@@ -1,0 +1,166 @@
+"""Progress on stderr: a live bar on a terminal, elsewhere a plain line every few seconds, nothing when quiet.
+
+with Display() as display:
+    krnet.record(..., watch=display.fit)
+
+
+What a run of tasks tells while it goes: a line on stderr, and TensorBoard logs beside its results.
+
+task loop -> Watchers -> Progress line (krnet.progress), Board (DIR/tensorboard)
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+
+from krnet.task_loop import Watcher
+from krnet.train.loop import Status
+
+LINE_EVERY_S = 5.0
+
+
+class Display:
+    def __init__(self, quiet: bool = False):
+        console = Console(stderr=True)
+        self._quiet = quiet
+        self._last_line_s = -math.inf
+        self._bar: Progress | None = None
+        if console.is_terminal and not quiet:
+            columns = (
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                BarColumn(20),
+                TextColumn("{task.fields[text]}"),
+            )
+            # stdout is for data and stays as it is, whatever happens on stderr.
+            self._bar = Progress(*columns, console=console, transient=True, redirect_stdout=False)
+            self._task = self._bar.add_task("", total=None, text="")
+
+    def __enter__(self) -> Display:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def phase(self, name: str) -> None:
+        """Something begins whose end cannot be foreseen."""
+        self._show(name, None, "", now=True)
+
+    def count(self, done: int, total: int, name: str) -> None:
+        if done < total:
+            self._show(name, done / total, f"{done:,} of {total:,}", now=False)
+
+    def fit(self, status: Status, r2: float) -> None:
+        """A fit is under way: what `krnet.record` tells its watcher."""
+        rate = status.iteration / status.seconds if status.seconds else 0.0
+        text = (
+            f"{100 * status.progress:3.0f} %  {status.iteration:,} it  {rate:.3g} it/s  R2 {r2:.4f}  "
+            f"elapsed {clock(status.seconds)}  left {clock(status.seconds_left)}"
+        )
+        self._show(status.label, status.progress, text, now=False)
+
+    def share(self, name: str, share: float, text: str) -> None:
+        """So much of something is done."""
+        self._show(name, share, text, now=False)
+
+    def _show(self, name: str, share: float | None, text: str, now: bool) -> None:
+        if self._bar:
+            # A bar without an end pulses; resetting the total turns one into the other.
+            self._bar.update(
+                self._task, description=name, total=None if share is None else 1.0, completed=share or 0.0, text=text
+            )
+        elif not self._quiet and (now or time.monotonic() - self._last_line_s >= LINE_EVERY_S):
+            self._last_line_s = -math.inf if now else time.monotonic()
+            print(f"{name}  {text}".rstrip(), file=sys.stderr, flush=True)
+
+
+def clock(seconds: float) -> str:
+    """1:02:03, or 2:03; nothing is known of infinity."""
+    if not math.isfinite(seconds):
+        return "-:--"
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"
+
+
+class Line:
+    """Method, task, piece of work, share done, loss, accuracy so far, time left."""
+
+    def __init__(self, display: Display):
+        self.display, self.name, self.seen = display, "", ""
+        self.epochs: int | None = None
+
+    def work(self, method: str, task: int, num_tasks: int, name: str, epochs: int | None = None) -> None:
+        if task == 0:
+            self.seen = ""  # that of the method before
+        self.name, self.epochs = f"{method}  task {task} of {num_tasks - 1}  {name}", epochs
+        self.display.phase(self.name)
+
+    def status(self, status: Status) -> None:
+        left = f"elapsed {clock(status.seconds)}  left {clock(status.seconds_left)}"
+        done = f"{status.iteration:,} it" if self.epochs is None else f"epoch {status.progress * self.epochs:.1f}"
+        text = f"{100 * status.progress:3.0f} %  {done}  loss {status.loss:.4g}  {left}{self.seen}"
+        self.display.share(self.name, status.progress, text)
+
+    def accuracy(self, method: str, task: int, rows: Mapping[str, float]) -> None:
+        found = ", ".join(f"{row} {100 * value:.2f} %" for row, value in rows.items())
+        self.seen = f"  accuracy {found}"
+        self.display.phase(f"{method}  task {task} done: {found}")
+
+
+class Board:
+    """Loss of every piece of work and accuracy after every task, for TensorBoard; none where that is not installed."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.tag = folder, ""
+        self.writer: Any = None
+
+    def work(self, method: str, task: int, num_tasks: int, name: str, epochs: int | None = None) -> None:
+        self.tag = f"{method}/task {task}/{name}"
+        if self.writer is None:  # only now: a run that is refused, or finished already, writes nothing
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                return
+            self.writer = SummaryWriter(str(self.folder))  # type: ignore[no-untyped-call]
+
+    def status(self, status: Status) -> None:
+        if self.writer:
+            self.writer.add_scalar(f"loss/{self.tag}", status.loss, status.iteration)
+
+    def accuracy(self, method: str, task: int, rows: Mapping[str, float]) -> None:
+        if self.writer:
+            for row, value in rows.items():
+                self.writer.add_scalar(f"accuracy/{method} {row}", value, task)
+            self.writer.flush()
+
+
+class Several:
+    def __init__(self, watchers: Sequence[Watcher]):
+        self.watchers = watchers
+
+    def work(self, method: str, task: int, num_tasks: int, name: str, epochs: int | None = None) -> None:
+        for watcher in self.watchers:
+            watcher.work(method, task, num_tasks, name, epochs)
+
+    def status(self, status: Status) -> None:
+        for watcher in self.watchers:
+            watcher.status(status)
+
+    def accuracy(self, method: str, task: int, rows: Mapping[str, float]) -> None:
+        for watcher in self.watchers:
+            watcher.accuracy(method, task, rows)

@@ -1,0 +1,1 @@
+"""Numbers to few bits and back, and the searches for a budget."""

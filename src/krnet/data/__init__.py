@@ -1,0 +1,7 @@
+"""Images with lasting sample IDs: data sets by name, folders, arrays; class orders and task splits."""
+
+from krnet.data import protocol
+from krnet.data.dataset import DataSet, Split, channel_stats, from_arrays
+from krnet.data.registry import load
+
+__all__ = ["DataSet", "Split", "channel_stats", "from_arrays", "load", "protocol"]

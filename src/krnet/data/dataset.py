@@ -1,0 +1,237 @@
+"""Images with lasting sample IDs.
+
+    digits, cifar100, a folder of images -> load ---+-> DataSet: train and test Split, class names, mean and std
+    the user's own arrays -> from_arrays -----------+   Split: images (N, C, H, W) uint8, labels (N,) int64
+
+The sample ID of an image is its row: its place in the publisher's file, in the arrays, or among the sorted file names.
+Data folder: `data_dir`, else KRNET_DATA, else the user's cache folder; CIFAR-100 lies there in cifar-100-python/.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from krnet.config import check_choice, check_int
+from krnet.errors import DataError, LabelError, SettingError
+
+CHANNELS = (1, 3, 4)  # what tells N x C x H x W from N x H x W x C
+STATS_BYTES = 1 << 30  # of training images, at most, that mean and std are taken over
+STATS_CHUNK = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Images and labels by sample ID."""
+
+    images: Tensor
+    """(N, C, H, W) uint8 on the CPU; those of a folder are mapped from a file."""
+    labels: Tensor
+    """(N,) int64: 0..num_classes - 1, each at least once."""
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True, eq=False)
+class DataSet:
+    name: str
+    train: Split
+    test: Split
+    class_names: tuple[str, ...]
+    mean: tuple[float, ...]
+    """Per channel, as a fraction of 255."""
+    std: tuple[float, ...]
+    """Per channel, as a fraction of 255."""
+    pad: int
+    """Zeros around an image, in pixels, that random crops may reach into."""
+    flip: bool
+    """Whether images may be mirrored."""
+    crop: int | None = None
+    """Pixels a side of the window that networks see: a random one in training, elsewhere the one in the middle. None:
+    as large as the image."""
+
+    def __post_init__(self) -> None:
+        check_int("pad", self.pad, 0)
+        check_choice("flip", self.flip, (True, False))
+        if self.crop is None:
+            return
+        _, height, width = self.image_shape
+        if height != width:
+            raise SettingError(f"crop is {self.crop}, and the images are {height} x {width}; crops need square images")
+        check_int("crop", self.crop, 1, height)
+        if (height - self.crop) % 2:
+            raise SettingError(
+                f"crop is {self.crop} of {height} pixels; expected one that leaves as many on either side, such as "
+                f"{self.crop - 1 or self.crop + 1}"
+            )
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+    @cached_property
+    def digest(self) -> str:
+        """Of all labels, of some hundred images and of how they are shown: tells apart data sets that have one name."""
+        # Rounded: sums differ in their last digit from machine to machine.
+        scale = [f"{value:.6g}" for value in (*self.mean, *self.std)]
+        shown = (tuple(self.image_shape), scale, int(self.pad), bool(self.flip), self.crop)
+        hasher = hashlib.sha256(repr(shown).encode())
+        for split in (self.train, self.test):
+            hasher.update(split.labels.contiguous().numpy().tobytes())
+            some = torch.linspace(0, split.num_samples - 1, min(256, split.num_samples)).round().long()
+            hasher.update(split.images[some].contiguous().numpy().tobytes())
+        return hasher.hexdigest()[:16]
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Of the images as they are kept."""
+        channels, height, width = self.train.images.shape[1:]
+        return channels, height, width
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """Of the images as networks see them."""
+        channels, height, width = self.image_shape
+        return (channels, height, width) if self.crop is None else (channels, self.crop, self.crop)
+
+    @property
+    def shift(self) -> int:
+        """How far a random crop may lie from the middle, in pixels either way; 0: no crops."""
+        return self.pad + (self.image_shape[1] - self.input_shape[1]) // 2
+
+
+def from_arrays(
+    train_images: Any,
+    train_labels: Any,
+    test_images: Any,
+    test_labels: Any,
+    *,
+    name: str = "arrays",
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    pad: int = 0,
+    flip: bool = False,
+    crop: int | None = None,
+    class_names: Sequence[str] | None = None,
+    layout: str | None = None,
+) -> DataSet:
+    """The user's own images, as uint8 arrays or tensors, with labels 0..K-1.
+
+    layout: NCHW or NHWC; by default told from which axis has 1, 3 or 4 channels. mean, std: fractions of 255, one for
+    all channels or one for each; by default those of the training images. pad, flip, crop: as DataSet has them.
+    """
+    images = [_as_images(*part, layout) for part in ((train_images, f"{name}, train"), (test_images, f"{name}, test"))]
+    labels = [_as_labels(*part) for part in ((train_labels, f"{name}, train"), (test_labels, f"{name}, test"))]
+    if images[0].shape[1:] != images[1].shape[1:]:
+        shapes = " and ".join(str(tuple(part.shape[1:])) for part in images)
+        raise DataError(f"{name}: images for training and testing are {shapes}; expected the same shape")
+    if class_names is None:
+        class_names = [str(label) for label in range(int(labels[0].max()) + 1)]
+    twice = [label for label, times in Counter(class_names).items() if times > 1]
+    if twice:
+        raise LabelError(f"{name}: two classes are named {twice[0]!r}; expected another name for each")
+    train = _make_split(images[0], labels[0], class_names, f"{name}, train")
+    test = _make_split(images[1], labels[1], class_names, f"{name}, test")
+    found_mean, found_std = channel_stats(train.images) if mean is None or std is None else ((), ())
+    mean = _per_channel("mean", found_mean if mean is None else mean, train.images.shape[1])
+    std = _per_channel("std", found_std if std is None else std, train.images.shape[1])
+    return DataSet(name, train, test, tuple(class_names), mean, std, pad, flip, crop)
+
+
+def _per_channel(name: str, given: Any, channels: int) -> tuple[float, ...]:
+    try:
+        found = np.asarray(given.tolist() if isinstance(given, Tensor) else given, np.float64)
+        values = np.broadcast_to(found, channels) if found.ndim == 0 else found
+    except (TypeError, ValueError):
+        values = np.empty(0)
+    if values.shape != (channels,) or not np.isfinite(values).all() or (name == "std" and values.min() <= 0):
+        above = ", above 0" if name == "std" else ""
+        raise SettingError(f"{name} is {given!r}; expected one number per channel ({channels}) or one for all{above}")
+    return tuple(values.tolist())
+
+
+def _as_images(images: Any, where: str, layout: str | None) -> Tensor:
+    """(N, C, H, W) uint8 on the CPU, the caller's own memory where it has that form."""
+    found = images if isinstance(images, Tensor) else np.asarray(images)
+    if str(found.dtype).removeprefix("torch.") != "uint8":
+        raise DataError(f"{where}: images are {found.dtype}; expected uint8. Scale them to 0..255 and convert them")
+    if found.ndim != 4 or 0 in found.shape:
+        raise DataError(
+            f"{where}: images have shape {tuple(found.shape)}; expected (N, C, H, W) or (N, H, W, C), none of them 0. "
+            f"Give grey images an axis for their channel: images[:, None]"
+        )
+    if layout is None:
+        likely = [name for name, axis in (("NCHW", 1), ("NHWC", 3)) if found.shape[axis] in CHANNELS]
+        if len(likely) != 1:
+            raise DataError(
+                f"{where}: images of shape {tuple(found.shape)} may be NCHW or NHWC: {len(likely)} of the axes 1 and 3 "
+                f"look like channels ({', '.join(map(str, CHANNELS))}). Say layout='NCHW' or layout='NHWC'"
+            )
+        layout = likely[0]
+    check_choice("layout", layout, ("NCHW", "NHWC"))
+    if isinstance(found, np.ndarray):
+        with warnings.catch_warnings():
+            # Torch warns of read-only memory; nothing here writes to it.
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writ")
+            found = torch.from_numpy(np.ascontiguousarray(found))
+    return (found if layout == "NCHW" else found.permute(0, 3, 1, 2)).cpu().contiguous()
+
+
+def _as_labels(labels: Any, where: str) -> Tensor:
+    # Tensors through Python numbers, as numpy cannot take every kind (bfloat16, CUDA).
+    found = np.asarray(labels.tolist() if isinstance(labels, Tensor) else labels)
+    if found.size == 0:
+        raise LabelError(f"{where}: no labels; expected one per image")
+    if found.dtype.kind not in "iu" or found.ndim != 1:
+        raise LabelError(
+            f"{where}: labels are {found.dtype} of shape {found.shape}; expected (N,) whole numbers. "
+            f"Number the classes 0, 1, 2, ..."
+        )
+    if found.min() < 0:
+        raise LabelError(f"{where}: label {found.min()} is below 0. Number the classes 0, 1, 2, ...")
+    return torch.from_numpy(found.astype(np.int64))
+
+
+def _make_split(images: Tensor, labels: Tensor, class_names: Sequence[str], where: object) -> Split:
+    """Every class must be there: a task without images can be neither learned nor measured."""
+    num_classes = len(class_names)
+    if len(labels) != len(images):
+        raise LabelError(f"{where}: {len(labels)} labels for {len(images)} images; expected one per image")
+    outside = labels[(labels < 0) | (labels >= num_classes)]
+    if len(outside):
+        raise LabelError(
+            f"{where}: label {int(outside[0])} is outside 0..{num_classes - 1}, the {num_classes} classes there are. "
+            f"Number the classes 0, 1, 2, ... for training and testing alike"
+        )
+    absent = (torch.bincount(labels, minlength=num_classes) == 0).nonzero()
+    if len(absent):
+        number = int(absent[0])
+        raise LabelError(
+            f"{where}: no image of class {number} ({class_names[number]}); expected at least one of each of the "
+            f"{num_classes} classes. Add one, or leave the class out and number the others 0, 1, 2, ..."
+        )
+    return Split(images, labels)
+
+
+def channel_stats(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel's pixels; over evenly spaced images where all would be too many."""
+    step = -(-images.numel() // STATS_BYTES)
+    counts = np.zeros((images.shape[1], 256), np.int64)
+    for chunk in images[::step].split(STATS_CHUNK):
+        counts += [np.bincount(channel.ravel(), minlength=256) for channel in chunk.transpose(0, 1).numpy()]
+    values, share = np.arange(256) / 255, counts / counts.sum(1, keepdims=True)
+    mean = share @ values
+    std = np.sqrt((share * (values - mean[:, None]) ** 2).sum(1))
+    # A channel of one value throughout must not be divided by zero.
+    return tuple(mean.tolist()), tuple(np.maximum(std, 1 / 255).tolist())

@@ -1,0 +1,72 @@
+"""Images with lasting sample IDs.
+
+    digits, cifar100, a folder of images -> load ---+-> DataSet: train and test Split, class names, mean and std
+    the user's own arrays -> from_arrays -----------+   Split: images (N, C, H, W) uint8, labels (N,) int64
+
+The sample ID of an image is its row: its place in the publisher's file, in the arrays, or among the sorted file names.
+Data folder: `data_dir`, else KRNET_DATA, else the user's cache folder; CIFAR-100 lies there in cifar-100-python/.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from krnet.data import folder as imagefolder
+from krnet.data.cifar100 import _load_cifar100
+from krnet.data.dataset import DataSet
+from krnet.data.digits import _load_digits
+from krnet.data.folder import _load_folder
+from krnet.errors import DataError, SettingError
+from krnet.io.atomic import AnyPath
+
+NAMES = ("digits", "cifar100")
+FOLDER_PREFIX = "imagefolder:"
+
+
+def load(
+    name: str,
+    data_dir: AnyPath | None = None,
+    *,
+    image_size: int | None = None,
+    choose: Callable[[list[str]], Sequence[str]] | None = None,
+    download: bool = True,
+    say: Callable[[str], None] = lambda text: None,
+) -> DataSet:
+    """A data set by name: digits, cifar100, imagefolder:PATH, or the PATH of a folder with train/ and val/ in it.
+
+    image_size and choose are for folders. image_size: pixels of the square copies that are kept; by default the
+    shorter side of the first image, at most 256; of those above 96 networks see seven eighths, 224 of 256 (`crop`).
+    choose: picks from the sorted class names, such as protocol.subset("lucir1993"). say: told of what takes long.
+    """
+    data_folder = data_dir or os.environ.get("KRNET_DATA") or None
+    folder = None if name in NAMES else _find_folder(name, data_folder)
+    if folder is not None:
+        return _load_folder(folder, image_size, choose, say)
+    if image_size is not None or choose is not None:
+        raise SettingError(
+            f"image_size and choose (--image-size, --subset) are for folders of images; leave them out for {name}"
+        )
+    if name == "digits":
+        return _load_digits()
+    return _load_cifar100(Path(data_folder or imagefolder.cache_folder()), download, say)
+
+
+def _find_folder(name: str, data_folder: AnyPath | None) -> Path:
+    """The folder that a name means: a relative path may start in the current folder or in the data folder."""
+    path = Path(name.removeprefix(FOLDER_PREFIX)).expanduser()
+    candidates = [path, Path(data_folder, path)] if data_folder else [path]
+    found = [candidate for candidate in candidates if candidate.is_dir()]
+    if found:
+        return found[0]
+    if name.startswith(FOLDER_PREFIX) or os.sep in name:
+        raise DataError(f"{path}: no such folder; expected one with train and val in it, each with a folder per class")
+    near = difflib.get_close_matches(name, NAMES, n=1)
+    if near:
+        raise SettingError(f"unknown data set {name!r}; did you mean {near[0]!r}?")
+    where = " or ".join(str(candidate.parent.absolute()) for candidate in candidates)
+    raise SettingError(
+        f"unknown data set {name!r}, and no such folder in {where}; expected {', '.join(NAMES)} or {FOLDER_PREFIX}PATH"
+    )

@@ -1,0 +1,385 @@
+"""Feature maps as the caller has them: opened where they lie, read by sample ID.
+
+    tensor, array, memmap, .npy .npz .safetensors .h5 .zarr, Dataset, list
+        -> open_features -> FeatureSource: read(ids (B,)) -> (B, *shape), stored dtype, CPU
+
+Features are never copied whole and never changed: memory stays bounded however large the file is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import shutil
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.lib.format import open_memmap
+from safetensors import SafetensorError, safe_open
+
+from krnet.errors import FeatureError, LabelError
+
+# What a stored type is called by safetensors, by numpy and torch. uint16 is left out on purpose: bfloat16
+# bits are often kept in it, and as numbers they would be nonsense.
+SAFETENSORS_DTYPES = {
+    **{"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"},
+    **{"U8": "uint8", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64"},
+}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in SAFETENSORS_DTYPES.values()}
+BLOCK_BYTES = 64 << 20  # most that one step reads, and so most that a memory map keeps resident
+FAULT_BYTES = 64 << 10  # Linux maps up to this much around every page that is touched
+
+Fill = Callable[[torch.Tensor, torch.Tensor], None]  # fill(out, ids) writes sample ids[i] to out[i]
+
+
+class FeatureSource:
+    """N samples of one shape and dtype. Kinds of storage differ only in `fill`, how rows are read."""
+
+    def __init__(
+        self,
+        name: str,
+        full_shape: Sequence[int],
+        dtype: str,
+        fill: Fill,
+        resident: torch.Tensor | None = None,
+    ):
+        _check_spec(name, full_shape, dtype)
+        self.name = name
+        self.num_samples = int(full_shape[0])
+        self.shape = tuple(int(size) for size in full_shape[1:])
+        """Shape of one sample."""
+        self.dtype = DTYPES[dtype]
+        self.resident = resident
+        """All samples (N, *shape), if they lie in memory: the caller's own, never to be written to."""
+        self._fill = fill
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    @property
+    def sample_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the values in their stored dtype, before any compression of the file."""
+        return len(self) * self.sample_bytes
+
+    def read(self, ids: torch.Tensor, *, pinned: bool = False) -> torch.Tensor:
+        """Samples `ids` (B,), in any order and with repeats, as a new CPU tensor (B, *shape).
+
+        `pinned` memory crosses to a GPU while other work goes on.
+        """
+        assert ids.dim() == 1 and ids.dtype == torch.int64 and ids.is_cpu, f"IDs {ids.dtype} {ids.shape}"
+        out = torch.empty((len(ids), *self.shape), dtype=self.dtype, pin_memory=pinned)
+        if len(ids):
+            first, last = (int(edge) for edge in ids.aminmax())
+            if first < 0 or last >= len(self):
+                raise FeatureError(
+                    f"{self.name}: no sample ID {first if first < 0 else last}; "
+                    f"this source holds 0..{len(self) - 1}. Were the IDs made for other features?"
+                )
+            self._fill(out, ids)
+        return out
+
+    def behind(self, first: int) -> FeatureSource:
+        """The samples from this one on."""
+        return FeatureSource(
+            self.name,
+            (len(self) - first, *self.shape),
+            str(self.dtype).removeprefix("torch."),
+            lambda out, ids: self._fill(out, ids + first),
+            None if self.resident is None else self.resident[first:],
+        )
+
+
+def _check_spec(name: str, full_shape: Sequence[int], dtype: str) -> None:
+    if dtype not in DTYPES:
+        raise FeatureError(
+            f"{name}: values are of type {dtype}; expected one of {', '.join(DTYPES)}. "
+            f"Convert them first, e.g. with .astype(numpy.float32)."
+        )
+    if len(full_shape) == 0 or 0 in full_shape:
+        raise FeatureError(
+            f"{name}: shape {tuple(full_shape)} holds no samples; expected (N, *sample shape) "
+            f"with every size at least 1. Is this the right array?"
+        )
+
+
+def open_features(features: Any, *, key: str | None = None) -> FeatureSource:
+    """Open features of any kind. `key` names the array in a file, or mapping, that holds several."""
+    if isinstance(features, (str, os.PathLike)):
+        return _open_path(Path(features), key)
+    name = features.name if isinstance(features, FeatureSource) else type(features).__name__
+    if hasattr(features, "keys"):
+        return open_features(features[_choose(features.keys(), key, name)])
+    _refuse_key(key, name)
+    if isinstance(features, FeatureSource):
+        return features
+    if isinstance(features, torch.Tensor):
+        return _from_tensor(features, name)
+    if isinstance(features, np.ndarray):
+        return _from_array(features, name)
+    if all(hasattr(features, attribute) for attribute in ("shape", "dtype", "__getitem__")):
+        return _from_slices(features, name)
+    if hasattr(features, "__len__") and hasattr(features, "__getitem__"):
+        return _from_items(features, name)
+    raise FeatureError(
+        f"Features of type {name} cannot be read; expected a tensor, an array, a path ending in "
+        f"{', '.join(_OPENERS)}, or something with __len__ and __getitem__. Stack the samples first."
+    )
+
+
+# ------------------------------------------------------------------ kinds of storage
+
+
+def _from_tensor(tensor: torch.Tensor, name: str) -> FeatureSource:
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta:
+        raise FeatureError(
+            f"{name}: a sparse, nested or meta tensor ({tensor.layout}, {tensor.device}); "
+            f"expected a dense one. Call .to_dense() first."
+        )
+    resident = tensor.detach()
+
+    def fill(out: torch.Tensor, ids: torch.Tensor) -> None:
+        if resident.is_cpu:
+            torch.index_select(resident, 0, ids, out=out)
+        else:
+            out.copy_(resident.index_select(0, ids.to(resident.device)))
+
+    return FeatureSource(name, tensor.shape, str(tensor.dtype).removeprefix("torch."), fill, resident)
+
+
+def _from_array(array: np.ndarray, name: str, dtype: str | None = None) -> FeatureSource:
+    """An array or memory map; `dtype` tells what its values are where numpy has no word for it."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise FeatureError(f"{name}: a masked array; expected plain values. Call .filled(value) first.")
+    dtype = dtype or array.dtype.name
+    mapped = _memory_map(array)
+    shareable = array.dtype.isnative and all(s >= 0 and s % array.itemsize == 0 for s in array.strides)
+    if mapped is None and shareable and dtype in DTYPES and dtype != "bfloat16":
+        with warnings.catch_warnings():
+            # Torch warns of read-only memory; nothing here writes to it.
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writ")
+            return _from_tensor(torch.from_numpy(np.asarray(array)), name)
+
+    values = np.asarray(array) if dtype != "bfloat16" else np.asarray(array).view(np.int16)
+    rows_per_step = max(1, BLOCK_BYTES // max(FAULT_BYTES, math.prod(array.shape[1:]) * array.itemsize))
+
+    def fill(out: torch.Tensor, ids: torch.Tensor) -> None:
+        target, wanted = _bits(out), ids.numpy()
+        for start in range(0, len(wanted), rows_per_step):
+            rows = wanted[start : start + rows_per_step]
+            is_run = bool((np.diff(rows) == 1).all())
+            # A run goes straight from the file to its place; scattered rows pass through a copy.
+            target[start : start + len(rows)] = values[rows[0] : rows[-1] + 1] if is_run else values[rows]
+            _drop_pages(mapped)
+
+    return FeatureSource(name, array.shape, dtype, fill)
+
+
+def _memory_map(array: Any) -> np.memmap | None:
+    """The memory map that `array` is, or is a view of."""
+    while isinstance(array, np.ndarray):
+        if isinstance(array, np.memmap) and getattr(array, "_mmap", None) is not None:
+            return array
+        array = array.base
+    return None
+
+
+def _drop_pages(mapped: Any) -> None:
+    """Hand back what was read through a map, or in time the whole file would count as our memory."""
+    # A copy-on-write map ("c") keeps the caller's changes in the very pages that would be dropped.
+    if mapped is not None and mapped.mode != "c" and hasattr(mmap, "MADV_DONTNEED"):
+        mapped._mmap.madvise(mmap.MADV_DONTNEED)
+
+
+def _from_slices(array: Any, name: str) -> FeatureSource:
+    """An h5py Dataset, a zarr Array, or whatever has a shape and a dtype and can be sliced."""
+
+    def fill(out: torch.Tensor, ids: torch.Tensor) -> None:
+        target, wanted = _bits(out), ids.numpy()
+        order = np.argsort(wanted, kind="stable")
+        ordered = wanted[order]
+        # One slice serves neighbours and rows of the same stored chunk, which is decoded once either
+        # way; blocks of `most_rows` bound the memory where a single chunk spans all samples.
+        most_rows = max(1, BLOCK_BYTES // (target.nbytes // len(target)))
+        chunk_rows = (getattr(array, "chunks", None) or (1,))[0]
+        joined = (np.diff(ordered) <= 1) | (np.diff(ordered // chunk_rows) == 0)
+        joined &= np.diff(ordered // most_rows) == 0
+        for places in np.split(order, np.flatnonzero(~joined) + 1):
+            start, stop = int(wanted[places[0]]), int(wanted[places[-1]]) + 1
+            target[places] = np.asarray(array[start:stop])[wanted[places] - start]
+
+    return FeatureSource(name, array.shape, getattr(array.dtype, "name", str(array.dtype)), fill)
+
+
+def _from_items(items: Any, name: str) -> FeatureSource:
+    """A torch Dataset, a list, or whatever has a length and gives one sample per index."""
+
+    def sample(index: int) -> FeatureSource:
+        item = items[index]
+        item = item[0] if isinstance(item, tuple) and item else item
+        if not isinstance(item, (torch.Tensor, np.ndarray, np.generic)):
+            raise FeatureError(
+                f"{name}: sample {index} is of type {type(item).__name__}; expected a tensor or an array, "
+                f"or a tuple that starts with one. Convert it in __getitem__."
+            )
+        item = item[None] if isinstance(item, torch.Tensor) else np.asarray(item)[None]
+        return open_features(item)
+
+    def fill(out: torch.Tensor, ids: torch.Tensor) -> None:
+        for row, index in zip(out, ids.tolist(), strict=True):
+            found = sample(index)
+            if found.shape != row.shape or found.dtype != row.dtype:
+                raise FeatureError(
+                    f"{name}: sample {index} has shape {found.shape} and type {found.dtype}; expected "
+                    f"{tuple(row.shape)} and {row.dtype} like sample 0. All samples must be alike."
+                )
+            row.copy_(found.read(torch.tensor([0]))[0])
+
+    if len(items) == 0:
+        raise FeatureError(f"{name}: holds no samples; expected at least 1. Is this the right data set?")
+    first = sample(0)
+    return FeatureSource(name, (len(items), *first.shape), str(first.dtype).removeprefix("torch."), fill)
+
+
+def _bits(out: torch.Tensor) -> np.ndarray:
+    """`out` as the numpy array that rows are written to: numpy has no bfloat16, its bits go as int16."""
+    return (out.view(torch.int16) if out.dtype == torch.bfloat16 else out).numpy()
+
+
+# ------------------------------------------------------------------ files
+
+
+def _open_path(path: Path, key: str | None) -> FeatureSource:
+    opener = _OPENERS.get(path.suffix.lower())
+    if opener is None:
+        raise FeatureError(
+            f"{path}: unknown kind of file {path.suffix!r}; expected one of {', '.join(_OPENERS)}. "
+            f"Save the features as one of these."
+        )
+    if not path.exists():
+        raise FeatureError(f"{path}: no such file; expected a file of features. Check the path.")
+    try:
+        return opener(path, key)
+    except FeatureError:
+        raise
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, SafetensorError) as error:
+        raise FeatureError(
+            f"{path}: cannot be read as {path.suffix} ({error}); expected a whole file with arrays of plain "
+            f"numbers, no pickled objects. Save the features again."
+        ) from error
+
+
+def _open_npy(path: Path, key: str | None) -> FeatureSource:
+    _refuse_key(key, path)
+    return _from_array(open_memmap(path, mode="r"), str(path))
+
+
+def _open_npz(path: Path, key: str | None) -> FeatureSource:
+    """A compressed member cannot be mapped: it is unpacked to a file that goes with its last reader."""
+    with zipfile.ZipFile(path) as archive, tempfile.NamedTemporaryFile(suffix=".npy") as unpacked:
+        members = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
+        with archive.open(f"{_choose(members, key, path)}.npy") as member:
+            shutil.copyfileobj(member, unpacked, 1 << 20)
+        unpacked.flush()
+        return _from_array(open_memmap(unpacked.name, mode="r"), str(path))
+
+
+def _open_safetensors(path: Path, key: str | None) -> FeatureSource:
+    """safe_open checks the file; the rows are then mapped by us, as its own map never lets go of pages."""
+    with safe_open(path, framework="numpy") as checked:
+        name = _choose(list(checked.keys()), key, path)
+    with path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        entry = json.loads(file.read(header_bytes))[name]
+    shape, dtype = tuple(entry["shape"]), SAFETENSORS_DTYPES.get(entry["dtype"], entry["dtype"])
+    _check_spec(str(path), shape, dtype)
+    stored = np.dtype("int16" if dtype == "bfloat16" else dtype).newbyteorder("<")
+    offset = 8 + header_bytes + entry["data_offsets"][0]
+    return _from_array(np.memmap(path, stored, "r", offset, shape), str(path), dtype)
+
+
+def _open_h5(path: Path, key: str | None) -> FeatureSource:
+    h5py = _need("h5py", path)
+    file = h5py.File(path, "r")  # stays open for as long as its dataset is in use
+    names: list[str] = []
+    file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+    return _from_slices(file[_choose(names, key, path)], str(path))
+
+
+def _open_zarr(path: Path, key: str | None) -> FeatureSource:
+    zarr = _need("zarr", path)
+    opened = zarr.open(path, mode="r")
+    if isinstance(opened, zarr.Array):
+        _refuse_key(key, path)
+        return _from_slices(opened, str(path))
+    names = [name for name, item in opened.members(max_depth=None) if isinstance(item, zarr.Array)]
+    return _from_slices(opened[_choose(names, key, path)], str(path))
+
+
+_OPENERS: dict[str, Callable[[Path, str | None], FeatureSource]] = {
+    ".npy": _open_npy,
+    ".npz": _open_npz,
+    ".safetensors": _open_safetensors,
+    ".h5": _open_h5,
+    ".hdf5": _open_h5,
+    ".zarr": _open_zarr,
+}
+
+
+def _choose(names: Iterable[str], key: str | None, where: object) -> str:
+    """The array to read: the one asked for, else the only one, else the one called "features"."""
+    names = sorted(names)  # zarr lists them in any order
+    if key is None and len(names) == 1:
+        return names[0]
+    chosen = "features" if key is None else key
+    if chosen not in names:
+        raise FeatureError(
+            f"{where}: no array called {chosen!r}; it holds {', '.join(map(repr, names)) or 'none at all'}. "
+            f"Name one of them with key=."
+        )
+    return chosen
+
+
+def _refuse_key(key: str | None, where: object) -> None:
+    if key is not None:
+        raise FeatureError(f"{where}: key={key!r} was given for a single array; expected none. Leave it out.")
+
+
+def _need(package: str, path: Path) -> Any:
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise FeatureError(f"{path}: reading it needs {package}, not found here. Run: pip install {package}") from error
+
+
+def check_labels(labels: Any, num_samples: int) -> torch.Tensor | None:
+    """Labels of any kind (list, array, tensor, path to .npy) as a new int64 tensor (N,); None stays None."""
+    if labels is None:
+        return None
+    expected = f"expected {num_samples} integers, one per sample"
+    try:
+        if isinstance(labels, (str, os.PathLike)):
+            labels = np.load(labels, allow_pickle=False)
+        # Through Python numbers, as numpy cannot take every tensor (bfloat16, CUDA, requires_grad).
+        found = np.asarray(labels.tolist() if isinstance(labels, torch.Tensor) else labels)
+    except (OSError, EOFError, ValueError) as error:
+        raise LabelError(f"Labels cannot be read ({error}); {expected}, in a .npy file or a flat list.") from error
+    if found.shape != (num_samples,):
+        raise LabelError(f"Labels have shape {found.shape}; {expected}. Do they belong to these features?")
+    if found.dtype.kind not in "iu":
+        raise LabelError(f"Labels are of type {found.dtype}; {expected}. Convert them with .astype(int).")
+    if found.max() > np.iinfo(np.int64).max:
+        raise LabelError(f"Label {found.max()} is beyond int64; {expected}. Renumber the classes.")
+    return torch.from_numpy(found.astype(np.int64))

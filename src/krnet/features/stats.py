@@ -1,0 +1,139 @@
+"""One pass over all features: their range, moments and fingerprint, and the normalisation that follows.
+
+FeatureSource -> scan -> FeatureStats (low, high, mean, std per channel; zero_ratio; digest)
+values --normalise--> [0, 1] per channel --denormalise--> values
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from krnet.errors import FeatureError
+from krnet.features.source import FeatureSource
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureStats:
+    """What one pass over all values tells, per channel (C,) unless said otherwise.
+
+    A channel is an index of the first axis of a sample; a scalar sample is one channel.
+    All values are taken as float32, the precision in which recorders see them.
+    """
+
+    low: torch.Tensor  # float32, like high
+    high: torch.Tensor
+    mean: torch.Tensor  # float64, like std
+    std: torch.Tensor  # of the population; exactly 0 for a constant channel
+    zero_ratio: float  # share of all values that are exactly zero
+    count: int  # of all values: samples times values per sample
+    digest: str  # fingerprint of shape, dtype and bytes; the same wherever the features are kept
+
+    @property
+    def _scale(self) -> torch.Tensor:
+        span = self.high.double() - self.low.double()
+        return torch.where(span > 0, 1 / span, 0.0)
+
+    @property
+    def normalised_mean(self) -> torch.Tensor:
+        """Mean of (x - low) / (high - low); 0 for a constant channel."""
+        return (self.mean - self.low) * self._scale
+
+    @property
+    def normalised_std(self) -> torch.Tensor:
+        return self.std * self._scale
+
+    @property
+    def variance(self) -> float:
+        """Variance of all normalised values together: that within channels and that between them."""
+        within = self.normalised_std.square().mean()
+        return float(within + self.normalised_mean.var(correction=0))
+
+
+def scan(
+    source: FeatureSource, *, chunk_bytes: int = 64 << 20, progress: Callable[[int, int], None] | None = None
+) -> FeatureStats:
+    """Read every sample once.
+
+    `chunk_bytes` bounds the float64 copy of the samples in hand; `progress(num_done, num_samples)` is
+    called after each chunk.
+    """
+    num_channels = source.shape[0] if source.shape else 1
+    sample_size = math.prod(source.shape)
+    channel_size = sample_size // num_channels
+    rows_per_chunk = max(1, chunk_bytes // (8 * sample_size))
+    digest = hashlib.blake2b(f"{(len(source), *source.shape)} {source.dtype}".encode(), digest_size=16)
+    low = torch.full((num_channels,), math.inf)
+    high = -low
+    mean = torch.zeros(num_channels, dtype=torch.float64)
+    square_sum = torch.zeros_like(mean)
+    num_zeros = 0
+
+    for start in range(0, len(source), rows_per_chunk):
+        stop = min(start + rows_per_chunk, len(source))
+        stored = source.read(torch.arange(start, stop))
+        digest.update(stored.view(torch.uint8).numpy().data)
+        values = stored.float().reshape(stop - start, num_channels, channel_size)
+        chunk_low, chunk_high = values.amin((0, 2)), values.amax((0, 2))
+        # Both carry NaN and infinity along, which saves a pass over the values.
+        if not (chunk_low.isfinite() & chunk_high.isfinite()).all():
+            raise _not_finite(source.name, stored, start)
+        low, high = low.minimum(chunk_low), high.maximum(chunk_high)
+        num_zeros += values.numel() - int(values.count_nonzero())
+
+        # Chan et al. 1979: merging deviations from each chunk's own mean keeps small variances
+        # around a large mean, where sums of squares would cancel.
+        exact = values.double()
+        chunk_mean = exact.mean((0, 2))
+        chunk_square_sum = exact.sub_(chunk_mean[:, None]).square_().sum((0, 2))
+        num_old, num_new = start * channel_size, (stop - start) * channel_size
+        shift = chunk_mean - mean
+        mean += shift * (num_new / (num_old + num_new))
+        square_sum += chunk_square_sum + shift.square() * (num_old * num_new / (num_old + num_new))
+        if progress is not None:
+            progress(stop, len(source))
+
+    if not (high - low).isfinite().all():
+        raise FeatureError(
+            f"{source.name}: values run from {low.min():g} to {high.max():g} within a channel; expected a "
+            f"range that float32 can hold (3.4e38). Scale the features down."
+        )
+    count = len(source) * sample_size
+    std = (square_sum / (len(source) * channel_size)).sqrt().masked_fill(low == high, 0.0)
+    return FeatureStats(low, high, mean, std, num_zeros / count, count, digest.hexdigest())
+
+
+def _not_finite(name: str, stored: torch.Tensor, start: int) -> FeatureError:
+    """The refusal of the first bad value in a chunk that starts at sample `start`."""
+    index = int(stored.float().isfinite().logical_not().flatten().nonzero()[0])
+    sample = start + index // (stored.numel() // len(stored))
+    value = float(stored.flatten()[index])
+    found = f"{value:g}, beyond float32" if math.isfinite(value) else str(value)  # nan, inf, -inf
+    return FeatureError(
+        f"{name}: sample {sample} holds {found}; expected finite values within float32 (3.4e38). "
+        f"Repair or leave out that sample."
+    )
+
+
+def normalise(x: torch.Tensor, low: torch.Tensor, high: torch.Tensor, *, clamp: bool = True) -> torch.Tensor:
+    """Batch x (B, *shape) to float32 in [0, 1], per channel; a constant channel becomes 0."""
+    low, span = _low_and_span(x, low, high)
+    scaled = ((x.float() - low) / span).masked_fill(span == 0, 0.0)
+    return scaled.clamp(0.0, 1.0) if clamp else scaled
+
+
+def denormalise(y: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    """Back from [0, 1] to float32 values; a constant channel becomes exactly `low`."""
+    low, span = _low_and_span(y, low, high)
+    return y.float() * span + low
+
+
+def _low_and_span(x: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both on the device of batch x and shaped (C, 1, ...) to go along its channel axis."""
+    shape = (-1, *[1] * (x.dim() - 2))  # a batch of scalars (B,) has one channel, of shape (1,)
+    low, high = (edge.to(x.device).reshape(shape) for edge in (low, high))
+    return low, high - low

@@ -1,0 +1,253 @@
+"""The recording file `.krn`: named tensors and settings, written all or not at all, checked on every read.
+
+    write(path, tensors, metadata)  ->  [ 8 length bytes | JSON header | tensor bytes ]
+    open_archive(path) -> Archive   ->  metadata, tensor(name), read(name, start, stop), verify()
+
+The file is a valid safetensors file, so any safetensors reader opens it. It is written and read by
+this module and not by the safetensors library, because that library gives no control over the bytes of
+the header, does not fsync and has no checksums. docs/format.md describes every byte.
+
+Opening reads the header only, and trusts none of it before its checksum and its sums agree. Tensors are
+read fresh from the file each time, never mapped: a mapped file could change after it was checked.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from krnet import errors
+from krnet.io.atomic import AnyPath, atomic_write
+from krnet.io.header import (
+    DIGEST_BYTES,
+    DTYPE_NAMES,
+    DTYPES,
+    LENGTH_BYTES,
+    MAX_DIMS,
+    NO_DIGEST,
+    RESERVED,
+    RESTORE,
+    Entry,
+    check_head,
+    digest,
+    encode_head,
+    is_count,
+    num_blocks,
+    parse_json,
+    parse_table,
+    read_head,
+    refuse,
+)
+
+CHUNK_BYTES = 4 * 2**20
+
+
+assert sys.byteorder == "little", "recordings are little endian and this machine is not: swap bytes here"
+
+
+class TensorStore(Protocol):
+    """Tensors by name: an Archive, or what a recorder has made and not yet written."""
+
+    def tensor(
+        self, name: str, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None
+    ) -> torch.Tensor: ...
+
+
+def write(
+    path: AnyPath,
+    tensors: Mapping[str, torch.Tensor],
+    metadata: Mapping[str, object],
+    *,
+    blocks: Mapping[str, int] | None = None,
+) -> int:
+    """Write a recording and return its size in bytes.
+
+    `metadata` values must be JSON; `blocks` gives a block size in bytes for tensors that are to be read
+    and checked in parts.
+    """
+    entries = _plan(path, tensors, blocks or {})
+    # Digests have a fixed length, so the header's size is known before there are any: each tensor
+    # is brought to the CPU, hashed and written once, and the header goes in last.
+    head_bytes = len(encode_head(path, metadata, entries))
+    with atomic_write(path) as file:
+        file.seek(head_bytes)
+        for name, entry in entries.items():
+            tensor = tensors[name].detach().cpu().resolve_neg().contiguous()
+            # Not reshape(-1): one element counts as contiguous whatever its stride, but not to view().
+            data = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
+            digests = []
+            for index in range(len(entry.digests)):
+                begin, end = entry.block(index)
+                file.write(data[begin:end])
+                digests.append(digest(data[begin:end]))
+            entries[name] = replace(entry, digests=tuple(digests))
+        head = encode_head(path, metadata, entries)
+        assert len(head) == head_bytes, f"the header grew from {head_bytes} to {len(head)} bytes"
+        file.seek(0)
+        file.write(head)
+    return head_bytes + sum(entry.size_bytes for entry in entries.values())
+
+
+def file_bytes(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, Any]) -> int:
+    """Size of the file that `write` would write."""
+    entries = _plan("", tensors, {})
+    return len(encode_head("", metadata, entries)) + sum(entry.size_bytes for entry in entries.values())
+
+
+def _plan(path: AnyPath, tensors: Mapping[str, torch.Tensor], blocks: Mapping[str, int]) -> dict[str, Entry]:
+    """Where each tensor goes; the digests are still to come."""
+    for name, step in blocks.items():
+        if name not in tensors or not is_count(step) or step == 0:
+            raise errors.InputError(
+                f"{path}: blocks of {step!r} bytes for tensor {name!r}; expected a positive integer "
+                f"and one of {', '.join(tensors)}"
+            )
+    entries: dict[str, Entry] = {}
+    begin = 0
+    # Wide types first: every tensor then starts at a multiple of its item size.
+    for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])):
+        if name == "__metadata__" or tensor.dtype not in DTYPE_NAMES or tensor.dim() > MAX_DIMS:
+            raise errors.InputError(
+                f"{path}: tensor {name!r} is {tensor.dtype} with {tensor.dim()} dimensions; expected one of "
+                f"{', '.join(DTYPES)}, at most {MAX_DIMS} dimensions and a name other than '__metadata__'"
+            )
+        size_bytes, block_bytes = tensor.numel() * tensor.dtype.itemsize, blocks.get(name)
+        digests = (NO_DIGEST,) * num_blocks(size_bytes, block_bytes)
+        entries[name] = Entry(tensor.dtype, tuple(tensor.shape), begin, size_bytes, block_bytes, digests)
+        begin += size_bytes
+    return entries
+
+
+@dataclass(frozen=True)
+class Archive:
+    """An opened recording. It holds no open file: it pickles, and workers may share it."""
+
+    path: Path
+    nbytes: int
+    """Size of the whole file."""
+    version: int
+    checksum: str
+    """Of the header, which holds those of all tensors: equal for equal files alone."""
+    metadata: dict[str, Any]
+    """The writer's own keys, decoded."""
+    _entries: dict[str, Entry]
+    _data_begin: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the tensors, in the order of the file."""
+        return tuple(self._entries)
+
+    def spec(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
+        """Type and shape of a tensor, from the header alone."""
+        entry = self._entry(name)
+        return entry.dtype, entry.shape
+
+    def tensor(
+        self, name: str, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """A whole tensor, read and checked now. Give `shape` and `dtype` to refuse any other."""
+        entry = self._entry(name)
+        expected = (entry.dtype if dtype is None else dtype, entry.shape if shape is None else tuple(shape))
+        if expected != (entry.dtype, entry.shape):
+            found = f"tensor {name!r} is {entry.dtype} {list(entry.shape)}"
+            wanted = f"{expected[0]} {list(expected[1])} by the settings"
+            raise refuse(errors.TensorShapeError, self.path, found, wanted)
+        return self._load(name, 0, entry.size_bytes).view(entry.dtype).reshape(entry.shape)
+
+    def read(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Rows start:stop along dimension 0, reading and checking only the blocks that hold them."""
+        entry = self._entry(name)
+        if not entry.shape or not 0 <= start <= stop <= entry.shape[0]:
+            raise errors.InputError(
+                f"{self.path}: rows {start}:{stop} of tensor {name!r} of shape {list(entry.shape)}; "
+                f"expected 0 <= start <= stop <= its first dimension"
+            )
+        row_bytes = entry.size_bytes // max(entry.shape[0], 1)
+        rows = self._load(name, start * row_bytes, stop * row_bytes)
+        return rows.view(entry.dtype).reshape(stop - start, *entry.shape[1:])
+
+    def verify(self) -> None:
+        """Check every tensor's bytes, a few megabytes at a time."""
+        with _open(self.path) as file:
+            for name, entry in self._entries.items():
+                for index in range(len(entry.digests)):
+                    self._read_block(file, name, index)
+
+    def _entry(self, name: str) -> Entry:
+        if name not in self._entries:
+            found, wanted = f"no tensor {name!r}", f"one of {', '.join(self.names) or '(it holds none)'}"
+            advice = "Was it written by another recorder, or with other settings?"
+            raise refuse(errors.MissingTensorError, self.path, found, wanted, advice)
+        return self._entries[name]
+
+    def _load(self, name: str, low: int, high: int) -> torch.Tensor:
+        """Bytes low:high of a tensor, once every block that they touch has been checked."""
+        entry = self._entry(name)
+        step = entry.block_bytes or max(entry.size_bytes, 1)
+        first = min(low // step, len(entry.digests) - 1)
+        last = max(first, -(-high // step) - 1)
+        begin, end = entry.block(first)[0], entry.block(last)[1]
+        loaded = torch.empty(end - begin, dtype=torch.uint8, device="cpu")  # (size_bytes,)
+        with _open(self.path) as file:
+            for index in range(first, last + 1):
+                self._read_block(file, name, index, loaded.numpy().data[index * step - begin :])
+        part = loaded[low - begin : high - begin]
+        # A copy starts at an aligned address, and does not keep the rest of the blocks in memory.
+        return part if len(part) == len(loaded) else part.clone()
+
+    def _read_block(self, file: BufferedReader, name: str, index: int, target: memoryview | None = None) -> None:
+        """Check a block, piece by piece, and leave its bytes at the start of `target`."""
+        entry = self._entries[name]
+        begin, end = entry.block(index)
+        file.seek(self._data_begin + entry.begin + begin)
+        hasher = blake2b(digest_size=DIGEST_BYTES)
+        for low in range(0, end - begin, CHUNK_BYTES):
+            high = min(low + CHUNK_BYTES, end - begin)
+            chunk = file.read(high - low)
+            if len(chunk) != high - low:
+                found = f"the file now ends inside tensor {name!r}"
+                wanted = f"the {self.nbytes} bytes that it had when it was opened"
+                raise refuse(errors.TruncatedRecordingError, self.path, found, wanted)
+            hasher.update(chunk)
+            if target is not None:
+                target[low:high] = chunk
+        if hasher.hexdigest() != entry.digests[index]:
+            found = f"bytes {begin}..{end} of tensor {name!r} have checksum {hasher.hexdigest()}"
+            advice = f"Damaged, or replaced after it was opened: open it again. {RESTORE}"
+            raise refuse(errors.ChecksumError, self.path, found, entry.digests[index], advice)
+
+
+def open_archive(path: AnyPath) -> Archive:
+    """Open a recording: read its header, and refuse it unless everything in it adds up."""
+    path = Path(path)
+    with _open(path) as file:
+        nbytes = os.fstat(file.fileno()).st_size
+        head = read_head(path, file, nbytes)
+    table = parse_json(path, "the header", head[LENGTH_BYTES:])
+    fields = table.pop("__metadata__")  # the magic says that it is there, and an object
+    version = check_head(path, head, fields.get("version"))
+    values = {key: parse_json(path, f"metadata {key!r}", fields[key]) for key in sorted(fields.keys() - RESERVED)}
+    checksums = parse_json(path, "metadata 'checksums'", fields.get("checksums"))
+    entries = parse_table(path, table, checksums, data_bytes=nbytes - len(head))
+    return Archive(path, nbytes, version, fields["checksum"], values, entries, len(head))
+
+
+def _open(path: Path) -> BufferedReader:
+    expected = "a recording (.krn)", "Check the path"
+    try:
+        # Asked before opening, which would wait for ever on a named pipe.
+        if path.exists() and not path.is_file():
+            raise refuse(errors.NotARecordingError, path, "is a folder or a device", *expected)
+        return open(path, "rb")
+    except OSError as error:
+        found = f"cannot be read ({error.strerror})"
+        raise refuse(errors.NotARecordingError, path, found, *expected) from error

@@ -1,0 +1,1 @@
+"""Learning on replayed feature maps."""

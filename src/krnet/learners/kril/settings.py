@@ -1,0 +1,105 @@
+"""Settings of KRIL; what they say of the recorder is checked with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from krnet.config import check_choice, check_int, check_range, parse_setting
+from krnet.errors import SettingError
+from krnet.learners.base import LearnerConfig
+from krnet.recorders.base import FIT_NAMES, check_names, choose
+from krnet.train.config import SCHEDULES, FitConfig
+
+# Settings of a fit that have a place of their own.
+SET_ELSEWHERE = {
+    "iterations": "is KRIL's recorder_iterations",
+    "schedule": "is KRIL's recorder_schedule",
+    "gamma": "is a setting of KRIL",
+    "head_share": "is a setting of KRIL",
+    "seed": "follows from the run's",
+    "device": "is the run's",
+    "checkpoint_s": "is the run's",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class KrilConfig(LearnerConfig):
+    fixed_layers: int = 23
+    """Layers of F1, counted as in the paper: the first convolution is one, each basic block two."""
+    tail_lr: float = 0.05
+    """Learning rate of F2 without its classifier, as a share of the classifier's."""
+    aux: float = 2.0
+    """Weight of L_aux, which holds F2's features of replayed samples where the last F2 had them; 0 leaves it out."""
+    aux_divisor: str = "batch"
+    """L_aux is divided by the size of the batch, or of its replayed part: batch or replayed."""
+    new_features: str | None = None
+    """Features of the new images: plain, flip (mirrored at random), crop (cropped and mirrored anew each step), or
+    replayed (recorded first, and then as coarse as those of old ones); by default flip, under a budget replayed. Data
+    that are not mirrored elsewhere are not mirrored here, and without `augment` flip and crop are plain."""
+    flip_replays: bool = False
+    """Mirror replayed maps at random."""
+    recorder: str = "krnet"
+    """How features are kept: krnet; raw, the real ones, the upper bound; images, a rival that keeps every image; ..."""
+    recorder_schedule: str = "fast"
+    """Schedule of a network's fit (krnet, autoencoder): fast or paper."""
+    recorder_iterations: int | None = None
+    """Iterations of the base recorder; by default the schedule's own number, with paper that of its data set."""
+    recorder_settings: str = ""
+    """Other settings of the recorder, as name=value,name=value."""
+    scaled: bool = True
+    """Later recorders get iterations in proportion to their samples, never more than the base; else as many."""
+    warm_start: bool = True
+    """A later recorder starts from the one before, where its size is one of the paper's."""
+    kr2: bool = True
+    """L_kr2: the recorder's error is also seen through F2."""
+    gamma: float | None = None
+    """Weight of L_kr2; by default 0.001, with schedule paper that of its data set."""
+    head_share: float = 0.25
+    """Share of a batch of the recorder's that F2 is shown for L_kr2."""
+    budget: int | None = None
+    """Most bytes of all recordings together, when every task is learned: each has a share of them, by its samples."""
+    single: bool = False
+    """One recorder for all samples instead of one for the base task and one for the rest."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int("fixed_layers", self.fixed_layers, 1)
+        check_int("batch_size", self.batch_size, 2)  # one replayed, one new
+        if self.ce != "seen":
+            raise SettingError(f"ce is {self.ce!r}; expected seen: replays are of old classes, which 'new' leaves out")
+        check_choice("aux_divisor", self.aux_divisor, ("batch", "replayed"))
+        if self.new_features is None:  # what a run was learned with stands in its settings
+            object.__setattr__(self, "new_features", "flip" if self.budget is None else "replayed")
+        check_choice("new_features", self.new_features, ("plain", "flip", "crop", "replayed"))
+        check_choice("recorder_schedule", self.recorder_schedule, SCHEDULES)
+        for name in ("flip_replays", "scaled", "warm_start", "kr2", "single"):
+            check_choice(name, getattr(self, name), (True, False))
+        for name in ("tail_lr", "aux"):
+            check_range(name, getattr(self, name), 0)
+        if self.gamma is not None:
+            check_range("gamma", self.gamma, 0)
+        check_range("head_share", self.head_share, 0, 1)
+        for name in ("recorder_iterations", "budget"):
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), 1)
+        own = self.own_settings()
+        for name in own:
+            if name in SET_ELSEWHERE:
+                raise SettingError(f"recorder_settings has {name}, which {SET_ELSEWHERE[name]}; leave it out there")
+        check_names(choose(self.recorder), own)
+        # Refused now, not after a base task.
+        FitConfig(**{name: value for name, value in own.items() if name in FIT_NAMES})
+
+    @property
+    def kind_of_new(self) -> str:
+        assert self.new_features is not None
+        return self.new_features if self.augment or self.new_features == "replayed" else "plain"
+
+    def own_settings(self) -> dict[str, Any]:
+        if not isinstance(self.recorder_settings, str):
+            raise SettingError(f"recorder_settings is {self.recorder_settings!r}; expected name=value,name=value")
+        try:
+            return dict(parse_setting(part) for part in self.recorder_settings.split(",") if part)
+        except ValueError as error:
+            raise SettingError(f"recorder_settings: {error}") from error

@@ -1,0 +1,1 @@
+"""Fused CUDA kernels; nn/layers.py holds the plain versions and says when these are used."""

@@ -1,0 +1,1 @@
+"""The images themselves, compressed, and replayed through their trunk."""

@@ -1,0 +1,53 @@
+"""More samples behind those of a product-quantised recording: its codebooks, and codes that are cheap in its tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from krnet.coding.matrix import CODED_TENSORS, CodedConfig, Numbers
+from krnet.recorders.base import Job, Recorder
+from krnet.recorders.basis import numbers_of
+from krnet.recorders.growth import Growth
+from krnet.recorders.pq.books import Codebooks, PQConfig
+from krnet.recorders.pq.codes import CODE, CODES, ENTRIES
+
+WEIGHTS = np.geomspace(1e-6, 10, 160)  # prices of a bit that are tried, one a tenth above the last
+
+
+class PQGrowth(Growth):
+    prefix, free, limits = CODES, "rate_weight", (0, math.inf)
+
+    def __init__(self, job: Job, recorder: Recorder):
+        super().__init__(job, recorder, PQConfig)
+        assert isinstance(self.basis, Codebooks), f"pq reads with a {type(self.basis).__name__}"
+        self.books = self.basis
+        tables = self.held.blocks.tables
+        counts = tables.spread(self.held.counts, tables.radius)[:, tables.radius :]  # (T, codes)
+        self.bits = []  # (k,) of each part: what its codes take in the recording
+        for column, entries in zip(np.split(tables.column, len(self.books.entries)), self.books.entries):
+            count = counts[np.unique(column)].sum(0)
+            count = np.pad(count, (0, max(0, len(entries) - len(count))))[: len(entries)] + 0.5
+            self.bits.append(torch.from_numpy(-np.log2(count / count.sum())).float().to(job.device))
+
+    def coding(self, value: float) -> tuple[Numbers, CodedConfig]:
+        books, costs = self.books, [value * bits for bits in self.bits]
+        books = Codebooks(books.shape, books.order, books.turn, books.entries, costs)
+        return numbers_of(self.new, books), replace(CODE, block_size=self.config.block_size)
+
+    def own(self) -> dict[str, Tensor]:
+        names = ["order", "sizes", *(["turn"] if self.config.rotations else [])]
+        return {name: self.start.tensor(name) for name in names + [ENTRIES + name for name in CODED_TENSORS]}
+
+    @property
+    def stored(self) -> set[str]:
+        return super().stored - {CODES + "centroids"}
+
+    def values(self) -> Sequence[float]:
+        least = self.config.rate_weight
+        return [least, *WEIGHTS[least < WEIGHTS].tolist()]

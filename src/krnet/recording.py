@@ -1,0 +1,311 @@
+"""Recording: sample IDs in, feature batches out.
+
+rec[5], rec[2:9], rec[[5, 3]], rec[mask] -> float32 features in the original scale, in the order asked
+rec.dataset() for a DataLoader, rec.loader(256) for batches on the device
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from krnet.config import check_choice
+from krnet.device import pick_device
+from krnet.errors import InputError, NotARecordingError, OversizedRecordingError, UnknownSampleError
+from krnet.features.samples import LABELS, Samples
+from krnet.features.stats import normalise
+from krnet.io import archive
+from krnet.io.atomic import atomic_write
+from krnet.io.header import RESTORE
+from krnet.recorders.base import Replayer, written_by
+
+PRECISIONS = ("exact", "fast")
+NUMBER = (int, float)
+# Metadata that info and verify count on; Samples and the recorder check their own.
+FIELDS: dict[str, type | tuple[type, ...]] = {
+    "settings": dict, "fit": dict, "features": str, "feature_bytes": int, "iterations": int, "stopped_by": str,
+    "metrics.mse": NUMBER, "metrics.r2": NUMBER, "metrics.zero_ratio": NUMBER, "times.fit_seconds": NUMBER,
+    "versions": dict,
+}  # fmt: skip
+CHUNK_BYTES = 64 << 20  # of decoded features: bounds what a large request needs beside its result
+
+
+class Recording:
+    """N features, replayed by ID. Opening reads the header; weights are read, and checked, on first use."""
+
+    def __init__(
+        self,
+        kept: archive.Archive,
+        device: torch.device,
+        precision: str = "exact",
+        keep: object = None,
+        trunk: nn.Module | None = None,
+    ):
+        """`keep` is held as long as the recording: what a temporary file goes with. `trunk`: see Replayer."""
+        self._archive = kept
+        self._keep = keep
+        self.device = device
+        self.precision = precision
+        if kept.metadata.get("kind") != "recording":
+            raise NotARecordingError(
+                f"{kept.path}: holds a {kept.metadata.get('kind')!r:.40}; expected a finished recording. "
+                f"A checkpoint is taken up again by recording with resume"
+            )
+        self._recorder = written_by(kept.metadata.get("recorder"), kept.path)
+        if trunk is not None and not self._recorder.takes_trunk:
+            raise InputError(f"{kept.path}: a trunk is given, and recorder {self.recorder} needs none; leave it out")
+        self._trunk = trunk
+        _check_fields(kept)
+        self._samples = Samples.recall(kept.metadata, kept.nbytes, self._read_labels, kept.path)
+        self._replayer: Replayer | None = None
+
+    def _read_labels(self) -> Tensor | None:
+        return self._archive.tensor(LABELS) if LABELS in self._archive.names else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Workers read the weights themselves: cheaper than sending them, and nothing on a GPU is sent.
+        return {**self.__dict__, "_replayer": None, "_keep": None}
+
+    @property
+    def fingerprint(self) -> str:
+        """The header's checksum, which covers those of all tensors: it names the file's content."""
+        return self._archive.checksum
+
+    @property
+    def recorder(self) -> str:
+        """Name of the recorder that wrote the file."""
+        return self._recorder.name
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The recorder's own settings."""
+        return dict(self._archive.metadata["settings"])
+
+    def tensor(self, name: str, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """A stored tensor, checked: for recorders that start from this recording."""
+        return self._archive.tensor(name, shape=shape, dtype=dtype)
+
+    @property
+    def path(self) -> Path:
+        return self._archive.path
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the file, all-in."""
+        return self._archive.nbytes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        return self._samples.shape
+
+    @property
+    def labels(self) -> Tensor | None:
+        """(N,) int64 by sample ID; None if recorded without."""
+        labels = self._samples.labels
+        return None if labels is None else labels.clone()
+
+    def __len__(self) -> int:
+        return self._samples.num_samples
+
+    def __repr__(self) -> str:
+        return f"Recording({str(self.path)!r}: {len(self)} samples of {self.shape}, {self.nbytes} bytes)"
+
+    def to(self, device: str | torch.device, precision: str | None = None) -> Recording:
+        """The same recording on another device, or in the other precision (exact or fast)."""
+        check_choice("precision", precision or self.precision, PRECISIONS)
+        return Recording(self._archive, pick_device(device), precision or self.precision, self._keep, self._trunk)
+
+    def __getitem__(self, which: Any) -> Tensor:
+        """Features by ID: a number gives one sample; a slice, list, mask or tensor gives a batch in its order."""
+        ids = self._ids(which)
+        values = self.replay(ids.reshape(-1))
+        return values.reshape((*ids.shape, *self.shape))
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for i in range(len(self)):
+            yield self[i]
+
+    def replay(self, ids: Tensor, precision: str | None = None) -> Tensor:
+        """ids (B,) int64, all in range -> float32 (B, *shape) on the recording's device."""
+        precision = precision or self.precision
+        check_choice("precision", precision, PRECISIONS)
+        sample_bytes = 4 * max(1, torch.Size(self.shape).numel())
+        step = max(1, min(4096, CHUNK_BYTES // sample_bytes))
+        replayer = self._load()  # which checks that the shape is one the file can fill, before it is allocated
+        result = torch.empty((len(ids), *self.shape), device=self.device)
+        for start in range(0, len(ids), step):
+            result[start : start + step] = replayer.decode(ids[start : start + step], fast=precision == "fast")
+        return result
+
+    def _load(self) -> Replayer:
+        if self._replayer is None:
+            settings = self._archive.metadata["settings"]
+            try:
+                self._replayer = self._recorder.replay(self._samples, settings, self._archive, self.device)
+            except (NotARecordingError, OversizedRecordingError) as error:  # a recorder knows nothing of files
+                raise type(error)(f"{self.path}: {error}") from error
+            self._replayer.trunk = self._trunk
+        return self._replayer
+
+    def _ids(self, which: Any) -> Tensor:
+        """Any index -> IDs 0 .. N-1, negative ones counted from the end."""
+        n = len(self)
+        if isinstance(which, slice):
+            return torch.arange(n)[which] if (which.step or 1) > 0 else torch.tensor(range(n)[which])
+        try:
+            # numpy turns views backwards, which torch refuses, into plain arrays.
+            ids = torch.as_tensor(np.ascontiguousarray(which) if isinstance(which, np.ndarray) else which).cpu()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UnknownSampleError(f"{self.path}: {which!r:.99} is not an index of samples") from error
+        if ids.numel() == 0:
+            ids = ids.long()
+        if ids.dtype == torch.bool:
+            if ids.shape != (n,):
+                raise UnknownSampleError(f"{self.path}: a mask of shape {tuple(ids.shape)}; expected ({n},)")
+            return ids.nonzero().squeeze(1)
+        if ids.is_floating_point() or ids.is_complex():
+            raise UnknownSampleError(f"{self.path}: sample IDs are {ids.dtype}; expected whole numbers")
+        ids = ids.long()
+        bad = ids[(ids < -n) | (ids >= n)]
+        if len(bad.reshape(-1)):
+            raise UnknownSampleError(f"{self.path}: no sample ID {int(bad.reshape(-1)[0])}; this file holds 0..{n - 1}")
+        return torch.where(ids < 0, ids + n, ids)
+
+    def info(self) -> dict[str, Any]:
+        """What the recording is and how good: plain values, as `krnet info --json` prints them."""
+        kept = self._archive.metadata
+        metrics = kept["metrics"]
+        info = {
+            "num_samples": len(self),
+            "shape": list(self.shape),
+            "recorder": self._recorder.name,
+            "bytes": self.nbytes,
+            "bytes_per_sample": self.nbytes / len(self),
+            "bits_per_value": 8 * self.nbytes / (len(self) * max(1, torch.Size(self.shape).numel())),
+            "mse": metrics["mse"],
+            "r2": metrics["r2"],
+            "zero_ratio": metrics["zero_ratio"],
+            "fit_seconds": kept["times"]["fit_seconds"],
+            "feature_bytes": kept["feature_bytes"],
+            "compression_ratio": kept["feature_bytes"] / self.nbytes,
+            "num_classes": None if self._samples.labels is None else len(kept["classes"]),
+            "iterations": kept["iterations"],
+            "stopped_by": kept["stopped_by"],
+            "fast_extra_mse": self._fast_extra_mse(),
+            "settings": kept["settings"],
+            "fit": kept["fit"],
+            "versions": kept["versions"],
+        }
+        return info
+
+    def _fast_extra_mse(self) -> float | None:
+        """What `fast` adds to the normalised MSE: stored if measured when recorded, else measured now on a GPU."""
+        if self._recorder.fast_is_exact:
+            return 0.0
+        stored = self._archive.metadata["metrics"].get("fast_extra_mse")
+        missing = self._recorder.takes_trunk and self._trunk is None  # what there is to say needs no trunk
+        if stored is not None or missing or self.device.type == "cpu":
+            return stored
+        ids = torch.linspace(0, len(self) - 1, min(256, len(self))).long()
+        low, high = self._archive.tensor("low"), self._archive.tensor("high")
+        exact, fast = (normalise(self.replay(ids, p), low, high, clamp=False) for p in PRECISIONS)
+        return (exact - fast).square().mean().item()
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Copy the file, once all of it has been checked."""
+        self._archive.verify()
+        with atomic_write(path) as target, self.path.open("rb") as file:
+            shutil.copyfileobj(file, target)
+        return Path(path)
+
+    def dataset(self) -> RecordingDataset:
+        """A torch Dataset of (feature, label) on the CPU, for a DataLoader with any number of workers."""
+        return RecordingDataset(self)
+
+    def loader(self, batch_size: int, shuffle: bool = False, seed: int = 0) -> Loader:
+        """Batches of (features, labels) on the recording's device; every pass is shuffled anew, the same each run."""
+        return Loader(self, batch_size, shuffle, seed)
+
+
+def _check_fields(kept: archive.Archive) -> None:
+    for field, kind in FIELDS.items():
+        value: Any = kept.metadata
+        for name in field.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+        good = isinstance(value, kind) and not isinstance(value, bool)
+        if good and isinstance(value, NUMBER):
+            good = abs(value) < 2**63  # JSON has numbers that no float holds
+        if not good:
+            raise NotARecordingError(
+                f"{kept.path}: metadata {field!r} is {value!r:.99}; expected another type of value. {RESTORE}"
+            )
+
+
+class RecordingDataset(Dataset[tuple[Tensor, Tensor]]):
+    """(feature, label) by ID; label -1 where the recording has none."""
+
+    def __init__(self, recording: Recording):
+        self.recording = recording.to("cpu")
+        labels = recording.labels
+        self.labels = torch.full((len(recording),), -1) if labels is None else labels
+
+    def __len__(self) -> int:
+        return len(self.recording)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.recording[index], self.labels[index]
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, Tensor]]:
+        # Asked for by a DataLoader: one decoding for the whole batch.
+        return list(zip(self.recording[indices], self.labels[indices], strict=True))
+
+
+class Loader:
+    def __init__(self, recording: Recording, batch_size: int, shuffle: bool, seed: int):
+        if batch_size < 1:
+            raise InputError(f"batch_size is {batch_size}; expected at least 1")
+        self.recording, self.batch_size, self.shuffle, self.seed = recording, batch_size, shuffle, seed
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return -(-len(self.recording) // self.batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        ids = torch.arange(len(self.recording))
+        if self.shuffle:
+            generator = torch.Generator().manual_seed((self.seed * 1_000_003 + self.epoch) % 2**63)
+            ids = ids[torch.randperm(len(ids), generator=generator)]
+        self.epoch += 1
+        parts = ids.split(self.batch_size)
+        if self.recording.device.type == "cpu":
+            yield from map(self._batch, parts)
+            return
+        # On a stream of its own, one batch ahead of the consumer.
+        device = self.recording.device
+        side = torch.cuda.Stream(device)
+        ahead: list[tuple[tuple[Tensor, Tensor], torch.cuda.Event]] = []
+        for part in [*parts, None]:
+            if part is not None:
+                with torch.cuda.stream(side):
+                    ahead.append((self._batch(part), side.record_event()))
+            if part is None or len(ahead) > 1:
+                batch, made = ahead.pop(0)
+                now = torch.cuda.current_stream(device)
+                now.wait_event(made)
+                for tensor in batch:
+                    tensor.record_stream(now)
+                yield batch
+
+    def _batch(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        labels = self.recording.labels
+        chosen = torch.full_like(ids, -1) if labels is None else labels[ids]
+        return self.recording.replay(ids), chosen.to(self.recording.device)

@@ -1,0 +1,1 @@
+"""The one loop that steps, stops, saves and resumes, and what trains in it."""

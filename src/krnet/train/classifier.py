@@ -1,0 +1,255 @@
+"""Gradient descent on batches, as a trainee of the one training loop: every network but the recorders' trains here.
+
+    iteration -> Batches.inputs -> few small tensors -> Batches.tensors -> loss -> SGD or Adam -> new weights
+                                                       '------- one CUDA graph, on a GPU -------'
+
+What differs between methods comes in as the batches and the loss.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from krnet.data import augment
+from krnet.data.dataset import DataSet
+from krnet.device import Graphed, fast_math
+from krnet.features.sampler import Order
+from krnet.train.loop import Checkpoint, Status, train
+
+Watch = Callable[[Status], None]
+DRAWN_AT_ONCE = 256  # iterations
+
+
+@dataclass(frozen=True)
+class Saving:
+    """Where an unfinished piece of work is kept, how often, and whether to go on from what is there."""
+
+    path: Path
+    resume: bool = False
+    every_s: float = 60.0
+
+
+class Batches(Protocol):
+    batch_size: int
+    num_samples: int
+
+    def inputs(self, iteration: int) -> tuple[Tensor, ...]:
+        """What is drawn anew for each step; tensors of fixed shapes, a function of the iteration alone."""
+
+    def tensors(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The batch itself: no more than gathers and arithmetic on the device."""
+
+
+class Draws:
+    """Crops and flips for every iteration, drawn many at a time: one by one they would cost more than a small step."""
+
+    def __init__(self, batch_size: int, shift: int, flip: bool, seed: int, device: torch.device):
+        self.batch_size, self.shift, self.flip, self.seed, self.device = batch_size, shift, flip, seed, device
+        self._block = lru_cache(maxsize=2)(self._draw)
+
+    def _draw(self, block: int) -> Tensor:
+        drawn = augment.draw(DRAWN_AT_ONCE * self.batch_size, self.shift, self.flip, self.seed, block)
+        return drawn.view(DRAWN_AT_ONCE, self.batch_size, 3).to(self.device)
+
+    def __call__(self, iteration: int) -> Tensor:
+        block, place = divmod(iteration, DRAWN_AT_ONCE)
+        return self._block(block)[place]
+
+
+class ImageBatches:
+    """Images of the given sample IDs, cropped and mirrored at random, with their labels."""
+
+    def __init__(
+        self, images: Images, labels: Tensor, ids: Tensor, batch_size: int, seed: int, *, augmented: bool = True
+    ):
+        self.images, self.seed = images, seed
+        self.labels, self.ids = labels.to(images.device), ids.to(images.device)
+        self.order = Order(len(ids), batch_size, seed, device=images.device)
+        self.batch_size, self.num_samples = self.order.batch_size, len(ids)
+        data = images.data
+        self.draws = Draws(self.batch_size, data.shift, data.flip, seed, images.device) if augmented else None
+
+    def inputs(self, iteration: int) -> tuple[Tensor, ...]:
+        chosen = self.ids[self.order.ids(iteration)]
+        return (chosen,) if self.draws is None else (chosen, self.draws(iteration))
+
+    def tensors(self, ids: Tensor, draws: Tensor | None = None) -> tuple[Tensor, ...]:
+        return self.images.take(ids, draws), self.labels[ids]
+
+
+class Images:
+    """The pixels of a split on the device, as bytes; turned into what a network reads when a batch is taken."""
+
+    def __init__(self, data: DataSet, pixels: Tensor, device: torch.device):
+        self.data, self.device = data, device
+        self.pixels = pixels.to(device)
+        self.mean, self.std = (torch.tensor(values, device=device) for values in (data.mean, data.std))
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def take(self, ids: Tensor, draws: Tensor | None = None) -> Tensor:
+        """Normalised images (B, *input_shape) float32, channels last on a GPU; without draws their middle."""
+        data, pixels = self.data, self.pixels[ids]
+        if draws is not None and (data.shift or data.flip):
+            pixels = augment.crop_flip(pixels, draws, data.pad, data.crop)
+        else:
+            pixels = augment.centre(pixels, data.crop)
+        images = augment.normalise(pixels, self.mean, self.std)
+        return images.contiguous(memory_format=torch.channels_last) if self.device.type == "cuda" else images
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """Learning rate and stopping: SGD or Adam, falling by `decay` at each of `drops` (shares of the run)."""
+
+    epochs: int
+    lr: float
+    drops: tuple[float, ...] = (0.5, 0.75)
+    decay: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    optimizer: str = "sgd"
+
+    def share(self, progress: float) -> float:
+        return self.decay ** sum(progress >= drop for drop in self.drops)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters that share a learning rate."""
+
+    params: Sequence[nn.Parameter]
+    lr_scale: float = 1.0
+    weight_decay: float | None = None
+
+
+class Descent:
+    """A Work: trains `modules` by `loss` over `batches`, for so many epochs of them."""
+
+    def __init__(
+        self,
+        name: str,
+        modules: nn.Module,
+        batches: Batches,
+        loss: Callable[..., Tensor],
+        schedule: Schedule,
+        device: torch.device,
+        *,
+        groups: Sequence[Group] | None = None,
+        shared: dict[str, Any] | None = None,
+    ):
+        self.name, self.modules, self.batches, self.loss = name, modules, batches, loss
+        self.schedule, self.device, self.shared = schedule, device, shared
+        self.epochs: int | None = schedule.epochs
+        self.iterations = max(1, round(schedule.epochs * batches.num_samples / batches.batch_size))
+        groups = groups or [Group([p for p in modules.parameters() if p.requires_grad])]
+        self.groups = [group for group in groups if len(group.params)]
+        self.optimizer = self._optimizer()
+        self._share: float | None = None
+        self.graph: Graphed | None = None
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        cuda, plan = self.device.type == "cuda", self.schedule
+        groups = []
+        for group in self.groups:
+            lr = plan.lr * group.lr_scale
+            decay = plan.weight_decay if group.weight_decay is None else group.weight_decay
+            rate = torch.tensor(lr, device=self.device) if cuda else lr  # a graph reads it from memory
+            groups.append({"params": list(group.params), "lr": rate, "weight_decay": decay})
+        if plan.optimizer == "adam":
+            return torch.optim.Adam(groups, fused=cuda, foreach=not cuda, capturable=cuda)
+        return torch.optim.SGD(groups, lr=plan.lr, momentum=plan.momentum, fused=cuda, foreach=not cuda)
+
+    # ------------------------------------------------------------------ a trainee
+
+    def step(self, iteration: int, progress: float) -> Tensor:
+        if self.graph is None and self.device.type == "cuda":
+            self.graph = self._capture(iteration)
+        self._set_rates(self.schedule.share(progress))
+        inputs = self.batches.inputs(iteration)
+        return self._update(*inputs) if self.graph is None else self.graph(*inputs)
+
+    def _set_rates(self, share: float) -> None:
+        if share == self._share:
+            return
+        self._share = share
+        for group, made in zip(self.groups, self.optimizer.param_groups, strict=True):
+            rate = self.schedule.lr * group.lr_scale * share
+            if isinstance(made["lr"], Tensor):
+                made["lr"].fill_(rate)
+            else:
+                made["lr"] = rate
+
+    def _update(self, *inputs: Tensor) -> Tensor:
+        self.optimizer.zero_grad(set_to_none=True)
+        with fast_math(self.device):
+            loss = self.loss(*self.batches.tensors(*inputs))
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach().float()
+
+    def _capture(self, iteration: int) -> Graphed:
+        """The warm-up really runs: afterwards weights, statistics and momenta are put back as they were."""
+        before = {name: value.clone() for name, value in self.state().items()}
+        self._set_rates(0.0)
+        graph = Graphed(self._update, self.batches.inputs(iteration), tune=True)
+        with torch.no_grad():
+            for name, value in self.state().items():
+                value.copy_(before[name]) if name in before else value.zero_()
+        return graph
+
+    def state(self) -> dict[str, Tensor]:
+        state = {f"modules.{name}": value for name, value in self.modules.state_dict().items()}
+        for number, param in enumerate(p for group in self.groups for p in group.params):
+            for name, value in self.optimizer.state[param].items():
+                if value is not None:
+                    state[f"optimizer.{number}.{name}"] = value
+        return state
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        self._load_modules(state)
+        params = [p for group in self.groups for p in group.params]
+        for name, value in state.items():
+            if name.startswith("optimizer."):
+                number, key = name.split(".")[1:]
+                param = params[int(number)]
+                like = param if value.shape == param.shape else value
+                made = torch.empty_like(like, dtype=value.dtype, device=param.device)
+                self.optimizer.state[param][key] = made.copy_(value)  # laid out as the weights are: fused steps ask it
+
+    # ------------------------------------------------------------------ a piece of work
+
+    def run(self, saving: Saving | None, watch: Watch | None) -> None:
+        self.modules.train()
+        checkpoint = None if saving is None else Checkpoint(saving.path, self.fingerprint(), saving.every_s)
+        resume = saving is not None and saving.resume
+        train(self, max_iterations=self.iterations, checkpoint=checkpoint, resume=resume, watch=watch)
+        self.graph = None  # its memory
+        self.modules.eval()
+
+    def fingerprint(self) -> dict[str, Any]:
+        sizes = str([tuple(p.shape) for group in self.groups for p in group.params])
+        kept = {"name": self.name, "iterations": self.iterations, "batch_size": self.batches.batch_size}
+        kept |= {"schedule": str(self.schedule), "samples": self.batches.num_samples}
+        return kept | {"parameters": hashlib.sha256(sizes.encode()).hexdigest()[:16]}
+
+    def result(self) -> dict[str, Tensor]:
+        """What the work was for; the optimizer has served."""
+        return {name: value for name, value in self.state().items() if name.startswith("modules.")}
+
+    def take(self, result: dict[str, Tensor]) -> None:
+        self._load_modules(result)
+        self.modules.eval()
+
+    def _load_modules(self, state: dict[str, Tensor]) -> None:
+        kept = {name.removeprefix("modules."): v for name, v in state.items() if name.startswith("modules.")}
+        self.modules.load_state_dict(kept)
