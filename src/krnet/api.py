@@ -9,12 +9,10 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import time
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
-from importlib.metadata import PackageNotFoundError, version
-from math import inf, isfinite
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +22,24 @@ from torch import Tensor, nn
 from krnet.coding.search import smallest_reaching
 from krnet.config import check_choice, check_int, check_range, from_dict, parse_size, say_size
 from krnet.device import pick_device
-from krnet.errors import BudgetError, FeatureError, FidelityError, InputError, NonFiniteLossError, ProbeError
+from krnet.errors import BudgetError, FeatureError, FidelityError, InputError, ProbeError
 from krnet.features.metrics import fidelity
 from krnet.features.samples import Samples
 from krnet.features.source import check_labels, open_features
-from krnet.features.stats import normalise, scan
-from krnet.finished import check_finished
+from krnet.features.stats import scan
 from krnet.io import archive
 from krnet.io.atomic import refuse_overwriting
 from krnet.nn.paper_config import PAPER_FITS
-from krnet.recorders.base import FIT_NAMES, PROBE_SAMPLES, PROBE_VALUES, Content, Job, Recorder, check_names, choose
+from krnet.recorders.base import (
+    FIT_NAMES,
+    Job,
+    Recorder,
+    check_inputs,
+    check_names,
+    choose,
+)
 from krnet.recording import PRECISIONS, Recording
+from krnet.recording_file import check_finished, describe, probe_values
 from krnet.train.config import FitConfig
 from krnet.train.loop import Status
 
@@ -47,7 +52,7 @@ def record(
     features: Any,
     labels: Any = None,
     *,
-    recorder: str = "krnet",
+    recorder: str | None = None,
     preset: str | None = None,
     iterations: int | None = None,
     target_r2: float | None = None,
@@ -60,6 +65,8 @@ def record(
     device: str | None = None,
     head: nn.Module | None = None,
     start: AnyPath | Recording | None = None,
+    images: Any = None,
+    trunk: nn.Module | None = None,
     key: str | None = None,
     watch: Callable[[Status, float], None] | None = None,
     over_budget: bool = False,
@@ -68,26 +75,32 @@ def record(
     """Record features so that any sample can be replayed by its ID.
 
     features   tensor, array, memmap, path (.npy .npz .safetensors .h5 .zarr) or anything with len() and [i]
-    labels     one integer a sample; samples of a class then share their group vectors
-    budget     most bytes of the file, as 12_000_000 or "12MB" (MB = 10^6): the best recording of at most that size
+    labels     one integer a sample; the file keeps them
+    recorder   way to store the features; by default krnet, with a preset paper, with a start the one that wrote it
+    preset     sizes of a network of the paper: cifar100, imagenet, ...
+    budget     most bytes of the file, as 12_000_000 or "12MB" (MB = 10^6): the best recording of at most that size.
+               krnet takes one bit a value, a 32nd of float32, where neither budget nor target_r2 is given
     room       samples that the file is to hold when it has grown (see start): the budget is for all of them
     target_r2  the smallest file that reaches it, found by a few whole fits (each of `iterations` or `time_budget`);
-               of krnet with a size given (preset, start, network="paper", d0, c0, ...): where the fit of it stops
+               the fit of recorder paper stops there instead
     out        file to write; by default a temporary one that lives as long as the Recording
     resume     go on from a checkpoint beside `out`; a finished file is returned at once. A search for target_r2 keeps
-               no checkpoint and starts anew
+               no checkpoint and starts again
     head       a frozen module to see the features through (L_kr2, weight `gamma`)
-    start      an earlier recording to start from, whose samples come first: they need not be learnt anew. A recorder
-               that grows (compact krnet, pca, quantized, transform, pq) leaves them as they are; images encodes anew
+    start      an earlier recording to start from, whose samples come first. A recorder that grows (krnet, pca,
+               quantized, transform, pq) leaves them as they are; paper starts from the network; images encodes again
                only what a budget wants smaller
+    images, trunk  of recorder images: what the features were made of, and the module that made them
     key        which array of a file that holds several
     watch      called with (Status, R2 of the latest batches) while fitting; the Status of a search says which fit
     over_budget  where the budget cannot be kept, write the smallest file instead of refusing
 
-    Other settings are those of the recorder (d0, c0, ...) and, where that fits a network (krnet, autoencoder), of
-    FitConfig (batch_size, schedule, lr, ...).
+    Other settings are those of the recorder and, where that trains a network, of FitConfig (batch_size, schedule,
+    lr, ...); `krnet record --recorder NAME --list-settings` prints them.
     """
-    chosen = choose(recorder)
+    earlier = open(start) if isinstance(start, str | os.PathLike) else start
+    chosen = choose(recorder or _default_recorder(preset, earlier))
+    check_inputs(chosen, {"preset": preset, "head": head, "start": earlier, "images": images, "trunk": trunk})
     stops = {"iterations": iterations, "target_r2": target_r2, "time_budget": time_budget}
     given = {name: value for name, value in settings.items() if name in FIT_NAMES}
     given |= {name: value for name, value in stops.items() if value is not None}
@@ -95,7 +108,7 @@ def record(
     paper = PAPER_FITS.get(preset or "", {}) if given.get("schedule") == "paper" else {}
     limit = None if budget is None else parse_size(budget)
     own = {name: value for name, value in settings.items() if name not in FIT_NAMES}
-    target = None if chosen.stops_at_target(preset, start, own) else given.pop("target_r2", None)
+    target = None if chosen.stops_at_target else given.pop("target_r2", None)
     fit = from_dict(FitConfig, {**paper, "seed": seed, "device": device, **given})
     if target is not None:
         check_range("target_r2", target, -inf, 1)
@@ -104,17 +117,9 @@ def record(
                 f"budget and target_r2 are given, and recorder {chosen.name} takes one of them: the best file of a "
                 f"size, or the smallest that is good enough. Leave one out"
             )
-
-    if room is not None:
-        check_int("room", room, 1)
-        if limit is None or not chosen.grows:
-            raise InputError(
-                f"room is {room}, which says what a budget is for where a recording is to grow; "
-                + (f"recorder {chosen.name} does not" if limit is not None else "there is no budget")
-                + ". Leave room out"
-            )
+    _check_growing(chosen, room, limit)
     keep, path = _destination(out)
-    inputs = [item for item in (features, labels, settings.get("images")) if isinstance(item, str | os.PathLike)]
+    inputs = [item for item in (features, labels, images) if isinstance(item, str | os.PathLike)]
     refuse_overwriting([path], inputs)
     source = open_features(features, key=key)
     samples = Samples(len(source), source.shape, check_labels(labels, len(source)))
@@ -123,22 +128,24 @@ def record(
             f"room is {room}, fewer than the {len(source)} samples there are; expected as many as the file is to hold "
             f"when it has grown. Raise room, or leave it out"
         )
+    where = pick_device(fit.device)
     if resume and path.exists():
-        # Features in memory may have been made anew, and a GPU rounds as it likes; those of a file are what they were.
+        # Features in memory may have been made again, and a GPU rounds as it likes; those of a file are what they were.
         digest = scan(source).digest if isinstance(features, str | os.PathLike) else None
         check_finished(path, samples, chosen, own, digest, None if over_budget else limit)
-        return open(path, pick_device(fit.device), trunk=settings.get("trunk"))
-    stats = scan(source)
+        return open(path, where, trunk=trunk)
     job = Job(
         source=source,
         samples=samples,
-        stats=stats,
+        stats=scan(source),
         fit=fit,
-        device=pick_device(fit.device),
-        preset=preset,
+        device=where,
         settings=own,
+        preset=preset,
         head=head,
-        start=open(start) if isinstance(start, str | os.PathLike) else start,
+        start=earlier,
+        images=images,
+        trunk=trunk,
         room=room,
         checkpoint=None if out is None else _checkpoint_path(path),
         resume=resume,
@@ -148,16 +155,37 @@ def record(
         tensors, metadata = _smallest_reaching(job, chosen, target)
         metadata["fit"]["target_r2"] = target
     else:
-        if limit is not None:
-            job = replace(job, settings={**chosen.for_budget(job, limit), **job.settings})
+        # A recording that grows keeps its step.
+        own_size = None if earlier is not None else chosen.default_budget(job.stats.count, own)
+        size = own_size if limit is None else limit
+        if size is not None:
+            job = replace(job, settings={**chosen.for_budget(job, size), **job.settings})
         tensors, metadata = describe(job, chosen, chosen.fit(job))
-        if limit is not None:
-            metadata["fit"]["budget"] = limit
+        if size is not None:
+            metadata["fit"]["budget"] = size
         if limit is not None and not over_budget:
             _check_size(path, chosen, metadata, archive.file_bytes(tensors, metadata), limit)
     archive.write(path, tensors, metadata)
     _checkpoint_path(path).unlink(missing_ok=True)
-    return Recording(archive.open_archive(path), job.device, keep=keep, trunk=job.settings.get("trunk"))
+    return Recording(archive.open_archive(path), job.device, keep=keep, trunk=trunk)
+
+
+def _default_recorder(preset: str | None, start: Recording | None) -> str:
+    if preset is not None:
+        return "paper"  # whose presets these are
+    return "krnet" if start is None else start.recorder
+
+
+def _check_growing(recorder: Recorder, room: int | None, limit: int | None) -> None:
+    if room is None:
+        return
+    check_int("room", room, 1)
+    if limit is None or not recorder.grows:
+        raise InputError(
+            f"room is {room}, which says what a budget is for where a recording is to grow; "
+            + (f"recorder {recorder.name} does not" if limit is not None else "there is no budget")
+            + ". Leave room out"
+        )
 
 
 def _smallest_reaching(job: Job, recorder: Recorder, target: float) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -184,7 +212,7 @@ def _smallest_reaching(job: Job, recorder: Recorder, target: float) -> tuple[dic
         make,
         feature_bytes=4 * job.stats.count,
         guess=recorder.likely_bytes(job, target),
-        noise=FIT_NOISE if recorder.takes_head else 0.0,
+        noise=FIT_NOISE if recorder.trains else 0.0,
     )
 
 
@@ -243,7 +271,7 @@ def verify(
     ids = kept.tensor("probe.ids", dtype=torch.int64)
     if ids.dim() != 1 or not len(ids):
         raise ProbeError(f"{path}: probe samples of shape {tuple(ids.shape)}; expected a few. Record again")
-    if choose(recording.recorder).takes_trunk and trunk is None:
+    if recording.lacks:
         recording.replay(ids[:0])  # settings and tensors are looked at, and nothing is decoded
         difference = None
     else:
@@ -274,7 +302,7 @@ def verify(
 
 def _probe_error(path: AnyPath, recording: Recording, kept: archive.Archive, ids: Tensor) -> float:
     """How far probe samples are from what they were when the file was written; refused where it is too far."""
-    found = _probe(recording[ids]).cpu()  # (P, V)
+    found = probe_values(recording[ids]).cpu()  # (P, V)
     expected = kept.tensor("probe.values", shape=found.shape, dtype=torch.float32)
     difference = (found - expected).abs().max().item()
     limit = PROBE_TOLERANCE * max(expected.abs().max().item(), torch.finfo(torch.float32).tiny)
@@ -284,57 +312,6 @@ def _probe_error(path: AnyPath, recording: Recording, kept: archive.Archive, ids
             f"expected at most {limit:.3g}. Try another device or torch version, and record again if that fails too"
         )
     return difference
-
-
-def describe(job: Job, recorder: Recorder, content: Content) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Measure a fitted recorder as it will be replayed, and say all that the file should."""
-    replayer = recorder.replay(job.samples, content.settings, content, job.device)
-    replayer.trunk = job.settings.get("trunk")
-    measured = fidelity(replayer.decode, job.source, job.stats)
-    if not isfinite(measured.mse):
-        raise NonFiniteLossError("the fitted recorder decodes to NaN or infinity; nothing was written. Lower lr")
-    probe = torch.linspace(0, job.samples.num_samples - 1, PROBE_SAMPLES).round().long().unique()
-    metrics = {"mse": measured.mse, "r2": measured.r2, "zero_ratio": job.stats.zero_ratio}
-    if job.device.type == "cuda":
-        exact, fast = (
-            normalise(replayer.decode(probe, fast=f), job.stats.low, job.stats.high, clamp=False) for f in (False, True)
-        )
-        metrics["fast_extra_mse"] = (exact - fast).square().mean().item()
-    sample_metadata, sample_tensors = job.samples.describe()
-    tensors = {
-        **content.tensors,
-        **sample_tensors,
-        "probe.ids": probe,
-        "probe.values": _probe(replayer.decode(probe)),
-    }
-    start = None if job.start is None else job.start.fingerprint
-    metadata = {
-        "kind": "recording",
-        "recorder": recorder.name,
-        **sample_metadata,
-        "features": job.stats.digest,
-        "feature_bytes": job.source.nbytes,
-        "feature_dtype": str(job.source.dtype).removeprefix("torch."),
-        "settings": content.settings,
-        "fit": {**asdict(job.fit), "preset": job.preset, "head": job.head is not None, "start": start},
-        "metrics": metrics,
-        "iterations": content.iterations,
-        "stopped_by": content.stopped_by,
-        "times": {
-            "fit_seconds": content.seconds,
-            # So that equal runs give files of equal size.
-            "pad": " " * max(0, 24 - len(repr(float(content.seconds)))),
-            "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        },
-        "versions": {"krnet": _version(), "torch": torch.__version__},
-    }
-    return tensors, metadata
-
-
-def _probe(decoded: Tensor) -> Tensor:
-    """A few values of each sample, evenly spaced."""
-    flat = decoded.reshape(len(decoded), -1)
-    return flat[:, torch.linspace(0, flat.shape[1] - 1, PROBE_VALUES).round().long().unique()].contiguous()
 
 
 def _destination(out: AnyPath | None) -> tuple[object, Path]:
@@ -364,10 +341,3 @@ def _remove_folder(folder: str, owner: int) -> None:
 
 def _checkpoint_path(path: Path) -> Path:
     return path.with_name(path.name + ".ckpt")
-
-
-def _version() -> str:
-    try:
-        return version("krnet")
-    except PackageNotFoundError:
-        return "unknown"

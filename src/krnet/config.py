@@ -92,7 +92,7 @@ def from_dict(cls: type[T], values: Mapping[str, Any]) -> T:
     for name in values:
         if name not in known:
             raise unknown_setting(name, known)
-    missing = [name for name, f in known.items() if name not in values and f.default is MISSING]
+    missing = [name for name, f in known.items() if name not in values and f.default is f.default_factory is MISSING]
     if missing:
         raise SettingError(f"missing settings: {', '.join(missing)}")
     return cls(**values)
@@ -147,6 +147,26 @@ def parse_setting(text: str) -> tuple[str, Any]:
     if None in numbers:
         return name, value
     return name, numbers[0] if len(numbers) == 1 else tuple(numbers)
+
+
+def parse_settings(text: str) -> dict[str, Any]:
+    """name=value,name=value or name=value:name=value; a piece without = belongs to the value before it."""
+    pieces: list[str] = []
+    for piece in re.split("[,:]", text) if text.strip() else []:
+        if "=" in piece or not pieces:
+            pieces.append(piece.strip())
+        else:
+            pieces[-1] += f",{piece.strip()}"
+    found: dict[str, Any] = {}
+    for piece in pieces:
+        try:
+            name, value = parse_setting(piece)
+        except ValueError as error:
+            raise SettingError(str(error)) from error
+        if name in found:
+            raise SettingError(f"{name} is given twice in {text!r}; give it once")
+        found[name] = value
+    return found
 
 
 def _parse_number(text: str) -> int | float | None:

@@ -25,7 +25,7 @@ from krnet.features.stats import normalise
 from krnet.io import archive
 from krnet.io.atomic import atomic_write
 from krnet.io.header import RESTORE
-from krnet.recorders.base import Replayer, written_by
+from krnet.recorders.base import Replayer, bound_opening, written_by
 
 PRECISIONS = ("exact", "fast")
 NUMBER = (int, float)
@@ -59,8 +59,8 @@ class Recording:
                 f"{kept.path}: holds a {kept.metadata.get('kind')!r:.40}; expected a finished recording. "
                 f"A checkpoint is taken up again by recording with resume"
             )
-        self._recorder = written_by(kept.metadata.get("recorder"), kept.path)
-        if trunk is not None and not self._recorder.takes_trunk:
+        self._recorder = written_by(kept.metadata.get("recorder"), kept.metadata.get("settings"), kept.path)
+        if trunk is not None and "trunk" not in self._recorder.replay_inputs:
             raise InputError(f"{kept.path}: a trunk is given, and recorder {self.recorder} needs none; leave it out")
         self._trunk = trunk
         _check_fields(kept)
@@ -83,6 +83,11 @@ class Recording:
     def recorder(self) -> str:
         """Name of the recorder that wrote the file."""
         return self._recorder.name
+
+    @property
+    def lacks(self) -> frozenset[str]:
+        """Inputs that replaying needs and that were not given: a trunk, of a recording of images."""
+        return self._recorder.replay_inputs if self._trunk is None else frozenset()
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -150,11 +155,19 @@ class Recording:
         if self._replayer is None:
             settings = self._archive.metadata["settings"]
             try:
+                self._check_size(settings)
                 self._replayer = self._recorder.replay(self._samples, settings, self._archive, self.device)
             except (NotARecordingError, OversizedRecordingError) as error:  # a recorder knows nothing of files
                 raise type(error)(f"{self.path}: {error}") from error
             self._replayer.trunk = self._trunk
         return self._replayer
+
+    def _check_size(self, settings: dict[str, Any]) -> None:
+        try:
+            stored = self._recorder.stored(self.shape, len(self), settings)
+        except (InputError, KeyError, TypeError):
+            return  # settings that `replay` refuses, and says why
+        bound_opening(stored, self.nbytes)
 
     def _ids(self, which: Any) -> Tensor:
         """Any index -> IDs 0 .. N-1, negative ones counted from the end."""
@@ -212,8 +225,7 @@ class Recording:
         if self._recorder.fast_is_exact:
             return 0.0
         stored = self._archive.metadata["metrics"].get("fast_extra_mse")
-        missing = self._recorder.takes_trunk and self._trunk is None  # what there is to say needs no trunk
-        if stored is not None or missing or self.device.type == "cpu":
+        if stored is not None or self.lacks or self.device.type == "cpu":
             return stored
         ids = torch.linspace(0, len(self) - 1, min(256, len(self))).long()
         low, high = self._archive.tensor("low"), self._archive.tensor("high")

@@ -29,7 +29,7 @@ from krnet.data.protocol import TaskSplit
 from krnet.device import exact_math, pick_device
 from krnet.errors import RecordingError, ResumeError, SettingError
 from krnet.io import archive, ledger
-from krnet.io.atomic import AnyPath, atomic_write, make_folder
+from krnet.io.atomic import AnyPath, make_folder, read_json, write_json
 from krnet.io.header import RESTORE
 from krnet.io.lock import working_in
 from krnet.learners import base
@@ -115,13 +115,13 @@ def learn(
             torch.manual_seed(seed)
             context = base.Context(data, split, plan.device, seed, folder)
             learner = plan.learner_class(context, plan.config)  # may refuse its settings: nothing is written before
-            _write_json(folder / SETTINGS, plan.fingerprint)
+            write_json(folder / SETTINGS, plan.fingerprint)
             progress = _restore(folder / STATE, learner, plan.fingerprint)
             common = Path(shared) if shared else None
             for task in range(progress.tasks_done, split.num_tasks):
                 _run_task(learner, task, progress, folder, resume, common, watcher, checkpoint_s)
         result = _summary(learner, progress, data)
-        _write_json(folder / RUN, result)
+        write_json(folder / RUN, result)
         learner.finish()
         return result
 
@@ -299,15 +299,9 @@ def _check_same(path: Path, found: Mapping[str, Any], expected: Mapping[str, Any
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        return read_json(path)
     except (OSError, ValueError) as error:
         raise ResumeError(f"{path}: cannot be read ({error}). {_start_again(path.parent)}") from error
-    return found
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    with atomic_write(path) as file:
-        file.write((json.dumps(value, indent=1) + "\n").encode())
 
 
 def _summary(learner: base.Learner, progress: Progress, data: DataSet) -> dict[str, Any]:

@@ -10,12 +10,11 @@ on. A head (feature maps -> logits) tells whether replays are still worth learni
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,19 +23,19 @@ import torch
 from torch import Tensor
 
 from krnet import api
-from krnet.config import parse_setting, parse_size, say_size, unknown_setting
+from krnet.config import parse_settings, parse_size, say_size, unknown_setting
 from krnet.device import pick_device, synchronize
 from krnet.errors import InputError, RecordingError, ResumeError, SettingError
 from krnet.features.metrics import fidelity
 from krnet.features.source import FeatureSource, check_labels, open_features
 from krnet.features.stats import FeatureStats, scan
 from krnet.io import archive, ledger
-from krnet.io.atomic import AnyPath, atomic_write
+from krnet.io.atomic import AnyPath, read_json, write_json
+from krnet.io.header import digest
 from krnet.nn.loaded import HEAD_BATCH, Head, Trunk, read_head, read_trunk
 from krnet.recorders import base
+from krnet.recorders.base import check_names
 from krnet.recorders.images.recorder import fingerprint
-from krnet.report.figures import draw, series_name
-from krnet.train.config import FitConfig
 from krnet.train.loop import Status
 
 BUDGETS = (3_000_000, 6_500_000, 12_000_000, 24_000_000)
@@ -53,21 +52,22 @@ class Series:
     @classmethod
     def parse(cls, text: str) -> Series:
         """pca, or pca:components=64:dead_zone=0.5"""
-        name, *parts = text.split(":")
-        recorder = base.choose(name.strip())
-        try:
-            settings = dict(parse_setting(part) for part in parts)
-        except ValueError as error:
-            raise SettingError(f"recorder {text!r}: {error}") from error
-        known = recorder.setting_names | ({f.name for f in fields(FitConfig)} if recorder.takes_head else set())
-        for setting in settings:
-            if setting not in known:
-                raise unknown_setting(setting, known)
-        return cls(recorder.name, settings)
+        name, _, settings = text.partition(":")
+        return cls.of(name.strip(), parse_settings(settings))
+
+    @classmethod
+    def of(cls, recorder: str, settings: Mapping[str, Any]) -> Series:
+        check_names(base.choose(recorder), settings)
+        return cls(recorder, dict(settings))
 
     @property
     def name(self) -> str:
         return series_name(self.recorder, self.settings)
+
+
+def series_name(recorder: str, settings: Mapping[str, Any]) -> str:
+    """pca, or pca:components=64:dead_zone=0.5"""
+    return ":".join([recorder, *(f"{name}={value}" for name, value in settings.items())])
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,14 +95,14 @@ class Bench:
         kept_at = path.with_suffix(".json")
         recorder = base.choose(series.recorder)
         # Networks are fitted with the head in view, as they would be for a classifier that is to learn from replays.
-        head = self.head if recorder.takes_head else None
+        head = self.head if "head" in recorder.inputs else None
         fitted = {"recorder": series.recorder, "given": series.settings, "budget": budget, **self.options}
         if head is not None and head.trainable is not None:
             fitted["head"] = head.digest
         own = {name: value for name, value in self.settings.items() if name in recorder.setting_names}
         if own:
             fitted["settings"] = json.loads(json.dumps(own))  # as it is read again
-        if recorder.takes_trunk and self.pictures is not None:
+        if recorder.required and self.pictures is not None:
             fitted |= self.pictures.digests
             own |= self.pictures.options
         kept = _read_json(kept_at)
@@ -110,14 +110,14 @@ class Bench:
             for old in (path, path.with_name(path.name + ".ckpt"), kept_at):
                 old.unlink(missing_ok=True)
             kept = {"fitted_with": fitted}
-            _write_json(kept_at, kept)  # what is found half done later is then known to be of these settings
+            write_json(kept_at, kept)  # what is found half done later is then known to be of these settings
         scored = {"head": None if self.head is None else self.head.digest}
         if "checksum" in kept and kept["checksum"] != _checksum(path):  # gone, or not the file that was scored
             path.unlink(missing_ok=True)
             kept = {"fitted_with": fitted}
         if "checksum" not in kept:
             started = time.perf_counter()
-            options = self.options if recorder.takes_head else {"seed": self.options["seed"]}
+            options = self.options if recorder.trains else {"seed": self.options["seed"]}
             made = api.record(
                 self.source, self.labels, recorder=series.recorder, budget=budget, over_budget=True, out=path,
                 resume=True, device=str(self.device), watch=watch, head=None if head is None else head.trainable,
@@ -127,12 +127,12 @@ class Bench:
         new = kept.get("scored_with") != scored
         if new:
             kept |= {"scored_with": scored, "point": self.score(series, budget, path, kept["seconds"])}
-            _write_json(kept_at, kept)
+            write_json(kept_at, kept)
         return kept["point"], new
 
     def score(self, series: Series, budget: int, path: Path, seconds: float) -> dict[str, Any]:
         """What a file gives back, and what it takes."""
-        pictures = self.pictures if base.choose(series.recorder).takes_trunk else None
+        pictures = self.pictures if base.choose(series.recorder).replay_inputs else None
         recording = api.open(path, self.device, trunk=None if pictures is None else pictures.trunk)
         recording.replay(torch.arange(min(8, len(recording))))  # weights are read, kernels are built
         replay_s, right = 0.0, 0
@@ -224,10 +224,10 @@ def bench(
     iterations, time_budget  of each fit, where a recorder has such
     made       called with each point that was not there before, as soon as it is; num_samples and real_accuracy too
     """
-    if recorders is None:
-        recorders = default_recorders(with_images=images is not None or trunk is not None)
-    all_series = [Series.parse(text) for text in recorders]
-    _check_given(all_series, images, trunk, settings or {})
+    pictured = {"images": images, "trunk": trunk}
+    any_given = pictured if any(value is not None for value in pictured.values()) else ()
+    all_series = default_series(any_given) if recorders is None else [Series.parse(text) for text in recorders]
+    _check_given(all_series, pictured, settings or {})
     sizes = sorted({parse_size(size) for size in budgets})
     if not all_series or not sizes:
         raise SettingError("no recorder or no budget; expected at least one of each")
@@ -276,44 +276,43 @@ def bench(
             found.append(point)
             if new:
                 made({**point, "num_samples": len(source), "real_accuracy": real_accuracy})
-            smallest = point if point["over_budget"] and not base.choose(series.recorder).takes_head else None
+            smallest = point if point["over_budget"] and not base.choose(series.recorder).trains else None
         result["points"] += reversed(found)
-        _write_json(folder / RATE, result)
-    draw(folder / PICTURE, result)
+        write_json(folder / RATE, result)
     return result
 
 
-def _check_given(all_series: Sequence[Series], images: Any, trunk: Any, settings: Mapping[str, Any]) -> None:
+def _check_given(all_series: Sequence[Series], given: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     """Refuse what is missing, and what nobody would use, before anything is fitted."""
     chosen = [base.choose(series.recorder) for series in all_series]
-    wanted = any(recorder.takes_trunk for recorder in chosen)
-    for name, given in (("images", images), ("trunk", trunk)):
-        if (given is not None) != wanted:
+    required = frozenset[str]().union(*(recorder.required for recorder in chosen))
+    for name, value in given.items():
+        if (value is not None) != (name in required):
             raise InputError(
                 f"recorder images needs images and the trunk that makes features of them; {name} is missing. Give "
                 f"images= and trunk= (--images, --trunk)"
-                if wanted
+                if name in required
                 else f"{name} is given, and none of {', '.join(series.name for series in all_series)} needs it. Leave "
                 f"it out, or add images to the recorders"
             )
-    known = frozenset[str]().union(*(recorder.setting_names for recorder in chosen)) - {"images", "trunk"}
+    known = frozenset[str]().union(*(recorder.setting_names for recorder in chosen))
     for name in settings:
         if name not in known:
             raise unknown_setting(name, known)
 
 
-def default_recorders(*, with_images: bool = False) -> list[str]:
-    """Every recorder at its best R2 and, where that is another setting, at its best for a classifier."""
-    every = map(base.choose, base.names())
-    chosen = [recorder for recorder in every if recorder.needs_only_features or (with_images and recorder.takes_trunk)]
-    return [":".join([recorder.name, *more]) for recorder in chosen for more in ([], *([v] for v in recorder.variants))]
+def default_series(given: Collection[str] = ()) -> list[Series]:
+    """Every recorder that these inputs serve, at its best R2 and, where that is another setting, for a classifier."""
+    every = (base.choose(name) for name in base.names())
+    chosen = [recorder for recorder in every if recorder.required <= set(given)]
+    return [Series.of(recorder.name, more) for recorder in chosen for more in ({}, *recorder.variants)]
 
 
 def _claim(folder: Path, source: FeatureSource, labels: Tensor | None, stats: FeatureStats) -> None:
     """A folder is for one set of features: points of others are never mixed in."""
     own = {
         "features": stats.digest,
-        "labels": None if labels is None else hashlib.blake2b(labels.numpy().tobytes(), digest_size=16).hexdigest(),
+        "labels": None if labels is None else digest(labels.numpy().tobytes()),
         "num_samples": len(source),
         "shape": list(source.shape),
     }
@@ -326,7 +325,7 @@ def _claim(folder: Path, source: FeatureSource, labels: Tensor | None, stats: Fe
                     f"folder, or remove this one"
                 )
     (folder / POINTS).mkdir(parents=True, exist_ok=True)
-    _write_json(path, own)
+    write_json(path, own)
 
 
 def _checksum(path: Path) -> str | None:
@@ -342,15 +341,6 @@ def _checksum(path: Path) -> str | None:
 def _read_json(path: Path) -> dict[str, Any]:
     """Nothing, where there is no file or half of one."""
     try:
-        found = json.loads(path.read_text())
+        return read_json(path)
     except (FileNotFoundError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    with atomic_write(path) as file:
-        file.write((json.dumps(value, indent=1) + "\n").encode())
-
-
-# ------------------------------------------------------------------ what a person sees

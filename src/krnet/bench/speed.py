@@ -36,7 +36,7 @@ from krnet.nn.paper_net import KRNet
 from krnet.recorders.base import Job
 from krnet.recorders.fit import batch_size
 from krnet.recorders.paper.groups import GroupTable
-from krnet.recorders.paper.recorder import KRNetFit, KRNetRecorder
+from krnet.recorders.paper.recorder import KRNetFit, PaperRecorder
 from krnet.train.config import FitConfig
 from krnet.train.loop import Outcome
 
@@ -157,7 +157,7 @@ def bench(
         fit = FitConfig(schedule=schedule, device=str(where), compile=not name.endswith("plain"), **settings)
         job = Job(source, samples, stats, fit, where, preset=preset, settings={} if bits is None else {"bits": bits})
         started = time.perf_counter()
-        config = KRNetRecorder().config(job)
+        config = PaperRecorder().config(job)
         table = GroupTable.build(len(source), samples.labels, config.group_size)
         trainee = fits[name] = KRNetFit(job, config, table)
         trainee.step(0, 0.5)
@@ -186,7 +186,7 @@ def bench(
     for target in targets:
         say(f"time to R2 {target}")
         recording = api.record(
-            source, labels, preset=preset, target_r2=target, device=str(where), network="paper", **settings
+            source, labels, preset=preset, target_r2=target, device=str(where), recorder="paper", **settings
         )
         info = recording.info()
         keys = ("r2", "iterations", "fit_seconds", "stopped_by")
@@ -235,7 +235,7 @@ def bench_replay(
 ) -> dict[str, Any]:
     """Samples per second by batch size: exact, fast, plain eager fp32, and raw features read from a .npy file."""
     content, table = trainee.content(Outcome(0, 0.0, "bench")), trainee.table
-    replayer = KRNetRecorder().replay(samples, content.settings, content, device)
+    replayer = PaperRecorder().replay(samples, content.settings, content, device)
     generator = torch.Generator().manual_seed(0)
     result: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from krnet.cli import output as tables
-from krnet.cli.options import Device, Json, Quiet, Set, explain_settings, merge, option
+from krnet.cli.options import Device, Json, Quiet, Set, explain_settings, merge, option, same_settings
 from krnet.cli.output import say
 from krnet.config import parse_counts, parse_size
 
@@ -121,7 +120,8 @@ def learn(
         everyone = learning.base.LearnerConfig
         print(f"all methods\n{explain_settings(everyone)}")
         for method in chosen:
-            print(f"\n{method}\n{explain_settings(learning.base.choose(method).config_class, everyone)}".rstrip())
+            own_config = learning.base.choose(method).config_class
+            print(f"\n{method}\n{explain_settings(own_config, without=same_settings(own_config, everyone))}".rstrip())
         return
     switches: dict[str, Any] = {
         "recorder": recorder,
@@ -131,8 +131,7 @@ def learn(
         "base_epochs": epochs,
     }
     switches |= {"aux": 0.0 if no_aux else None, "kr2": False if no_kr2 else None, "single": True if single else None}
-    known = {field.name for m in every for field in fields(learning.base.choose(m).config_class)}
-    given = merge(settings or [], known, **switches)
+    given = merge(settings or [], **switches)
     with Display(quiet) as display:
         display.phase("reading the images")
         found = data_sets.load(

@@ -11,22 +11,20 @@ A ValueError says what is wrong; the command line makes exit code 2 of it (optio
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Collection
+from dataclasses import MISSING, Field, fields
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
-from krnet.config import describe, parse_setting, unknown_setting
+from krnet.config import describe, parse_setting, parse_size
 from krnet.errors import SettingError
-from krnet.nn.paper_config import PRESETS, NetworkConfig
+from krnet.nn.paper_config import PRESETS
 from krnet.train.config import FitConfig
 
 T = TypeVar("T")
-GEOMETRY = {"channels", "height", "width", "vector"}  # follow from the features
-HAS_OPTION = {"iterations", "target_r2", "time_budget", "schedule", "seed", "device"}
 
 
 def option(parse: Callable[[str], T]) -> Callable[[str], T]:
@@ -42,12 +40,10 @@ def option(parse: Callable[[str], T]) -> Callable[[str], T]:
     return parsed
 
 
-def merge(given: list[tuple[str, Any]], known: set[str], **options: Any) -> dict[str, Any]:
+def merge(given: list[tuple[str, Any]], **options: Any) -> dict[str, Any]:
     """Settings from --set and from options of their own; None means not given."""
     merged = {name: value for name, value in options.items() if value is not None}
     for name, value in given:
-        if name not in known:
-            raise unknown_setting(name, known)
         if name in merged:
             raise SettingError(f"{name} is given twice: {merged[name]!r} and {value!r}; give it once")
         merged[name] = value
@@ -58,30 +54,35 @@ def fit_option(name: str, default: str, **more: Any) -> Any:
     return typer.Option(f"--{name.replace('_', '-')}", help=describe(FitConfig)[name], show_default=default, **more)
 
 
-def list_settings(*configs: type) -> str:
-    """What --set knows, for the end of a help page: name, default and description of each."""
-    lines = []
-    for field in (field for config in configs for field in fields(config)):
-        if field.name in GEOMETRY | HAS_OPTION:
-            continue
-        default = "by preset" if field.name in PRESETS["cifar100"] else str(field.default)
-        text = f"{describe(FitConfig).get(field.name) or describe(NetworkConfig)[field.name]} [default: {default}]"
-        lines += textwrap.wrap(text, 78, initial_indent=f"  {field.name:<14}", subsequent_indent=" " * 16)
-    title = "Settings for --set. Without a preset, sizes are solved from the features:"
-    # \b keeps the lines as they are.
-    return "\b\n" + "\n".join([title, *lines])
-
-
-def explain_settings(config: type, but: type | None = None) -> str:
-    """Name, default and description of each setting of a config, leaving out what `but` has with the same default."""
-    same = {} if but is None else {field.name: field.default for field in fields(but)}
+def explain_settings(config: type, *, without: Collection[str] = ()) -> str:
+    """Name, default and description of each setting of a config."""
     lines = []
     for field in fields(config):
-        if field.name in same and same[field.name] == field.default:
+        if field.name in without:
             continue
-        text = f"{describe(config)[field.name]} [default: {field.default}]"
+        default = default_text(field)
+        text = f"{describe(config)[field.name]} [default: {default}]"
         lines += textwrap.wrap(text, 100, initial_indent=f"  {field.name:<20}", subsequent_indent=" " * 22)
     return "\n".join(lines)
+
+
+def default_text(field: Field[Any]) -> str:
+    if field.default is not MISSING:
+        return str(field.default)
+    return "none" if field.default_factory is not MISSING else "found for the features"
+
+
+def same_settings(config: type, other: type) -> set[str]:
+    """Settings that both have, with the same default."""
+    defaults = {field.name: field.default for field in fields(other)}
+    return {f.name for f in fields(config) if f.name in defaults and defaults[f.name] == f.default}
+
+
+def show_recorder_settings(recorder: Any) -> None:
+    """On stdout: what `krnet record --recorder NAME --set` knows."""
+    print(f"{recorder.name}\n{explain_settings(recorder.config_class, without=recorder.derived)}")
+    if recorder.trains:
+        print(f"\nits fit\n{explain_settings(FitConfig)}")
 
 
 def set_option(help: str) -> Any:
@@ -98,6 +99,23 @@ Preset = Annotated[
     str | None,
     typer.Option(help=f"Sizes of a network from the paper: {', '.join(PRESETS)}.", show_default="solved from the data"),
 ]
+RecorderName = Annotated[
+    str | None,
+    typer.Option(
+        help="Way to store the features: krnet, paper, autoencoder, pca, transform, quantized, pq, images or raw.",
+        show_default="krnet; with --preset paper; with --start the one that wrote it",
+    ),
+]
+Budget = Annotated[
+    Any,
+    typer.Option(
+        parser=option(parse_size),
+        metavar="12MB|800kB|BYTES",
+        help="Most bytes of the file (MB = 10^6): the best recording of at most that size.",
+        show_default="krnet: one bit a value; others: none",
+    ),
+]
+ListSettings = Annotated[bool, typer.Option("--list-settings", help="Print what --set knows, and leave.")]
 Device = Annotated[str | None, fit_option("device", "cuda if there is one, else cpu")]
 Key = Annotated[
     str | None,

@@ -18,20 +18,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from krnet.coding.entropy import MAX_ALPHABET, RESTORE, Tables
-from krnet.errors import NotARecordingError, OversizedRecordingError
+from krnet.errors import NotARecordingError
 from krnet.io.archive import TensorStore
 
+FINE_BITS = 5.0  # of weights that are few and matter much
+NORM_STEP = 1 / 32  # of scales and shifts, which are about 1
+MANY = 2048  # values for which a table of frequencies of their own pays
 LEAST_SCALE = 2.0**-14  # the smallest normal fp16
 NORMAL_BITS = math.log2(math.sqrt(2 * math.pi * math.e))  # of a normal variable, rounded to multiples of its deviation
 TABLES = {"first": torch.int16, "sizes": torch.uint16, "weights": torch.uint16}
 PACKED_TENSORS = ("stream", *TABLES, "scales", "rest")
 NUM_TENSORS = len(PACKED_TENSORS)
 TABLE_BYTES = 300  # of a table of frequencies, at most
-SMALL = 1 << 24  # values that a file may claim whatever its size
-VALUES_PER_BYTE = 1 << 10
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,28 @@ class Rounding:
     """The axis along which each index has a scale of its own: 0 for rows, 1 for columns. None: one step for all."""
     step: float
     """As a share of the root mean square at that index, or as it is."""
+
+
+def matrices(net: nn.Module) -> list[nn.Linear | nn.Conv2d | nn.ConvTranspose2d]:
+    """Modules whose weight is a matrix, and not a filter for each channel."""
+    layers_of = (module for module in net.modules() if isinstance(module, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)))
+    return [module for module in layers_of if isinstance(module, nn.Linear) or module.groups == 1]
+
+
+def rounding_plan(net: nn.Module, bits: float | None) -> dict[str, Rounding]:
+    """Which weights are kept in so many bits, or a few more; those it leaves out are few. None: nothing is rounded."""
+    if bits is None:
+        return {}
+    large = {id(module.weight) for module in matrices(net)}
+    plan = {}
+    for name, p in net.named_parameters():
+        if id(p) in large:
+            plan[name] = Rounding(0, step_for(bits))
+        elif p.dim() > 1:  # vectors of groups, filters of single channels
+            plan[name] = Rounding(0, step_for(max(bits, FINE_BITS)))
+        elif p.numel() >= MANY:  # of a norm with a scale for each value
+            plan[name] = Rounding(None, NORM_STEP)
+    return plan
 
 
 def step_for(bits: float) -> float:
@@ -117,9 +140,6 @@ def unpack(
     tables = Tables(columns, *(get(name, dtype).numpy() for name, dtype in TABLES.items()))
     tables.check()
     stream = get("stream", torch.uint8).numpy()
-    claimed, most = sum(sizes.values()), SMALL + VALUES_PER_BYTE * len(stream)
-    if claimed > most:
-        raise OversizedRecordingError(f"{claimed} weights in {len(stream)} bytes; expected at most {most}. {RESTORE}")
     kept = {name: shapes[name][axis] for name in coded if (axis := plan[name].axis) is not None}
     steps = dict(zip(kept, get("scales", torch.float16, sum(kept.values())).float().split(list(kept.values()))))
     plain = {name: size for name, size in sizes.items() if name not in plan}

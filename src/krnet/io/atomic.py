@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from krnet.errors import InputError
 
@@ -50,6 +51,19 @@ def atomic_write(path: AnyPath) -> Iterator[BinaryIO]:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def write_json(path: AnyPath, value: Mapping[str, Any]) -> None:
+    with atomic_write(path) as file:
+        file.write((json.dumps(value, indent=1) + "\n").encode())
+
+
+def read_json(path: AnyPath) -> dict[str, Any]:
+    """A ValueError where the file holds anything but one object."""
+    found = json.loads(Path(path).read_text())
+    if not isinstance(found, dict):
+        raise ValueError(f"a JSON {type(found).__name__}; expected an object")
+    return found
 
 
 def make_folder(folder: AnyPath) -> list[Path]:

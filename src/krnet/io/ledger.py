@@ -10,7 +10,6 @@ names the old one (by its `date`). Any number of processes may append at once.
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import importlib.metadata
 import json
 import math
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from krnet.errors import InputError, KrnetError
+from krnet.io.lock import lock_file
 
 # Separators that end a path inside an argument such as --data=/a/b or train:/a/b,test:/a/c.
 _PATH_OR_URL = re.compile(r"(?P<url>\w+://\S+)|(?P<option>(?<!\S)-\w(?=/))?[^\s'\",;:=()\[\]{}]*/[^\s'\",;:=()\[\]{}]*")
@@ -84,7 +84,7 @@ def read(path: Path | str | None = None) -> list[dict[str, Any]]:
     file = _resolve(path)
     try:
         with open(file, "rb") as stream:
-            fcntl.flock(stream, fcntl.LOCK_SH)
+            lock_file(stream.fileno(), shared=True)
             lines = stream.read().split(b"\n")
     except FileNotFoundError:
         if path is None:
@@ -147,16 +147,19 @@ def versions() -> dict[str, str]:
     import numpy
     import torch
 
-    try:
-        own = importlib.metadata.version("krnet")
-    except importlib.metadata.PackageNotFoundError:
-        own = "not installed"
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": numpy.__version__,
-        "krnet": own,
+        "krnet": package_version(),
     }
+
+
+def package_version() -> str:
+    try:
+        return importlib.metadata.version("krnet")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
 
 
 # --- the file ---
@@ -170,7 +173,7 @@ def _append_line(path: Path, line: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)  # closing the file unlocks it
+        lock_file(fd)  # closing the file unlocks it
         size = os.fstat(fd).st_size
         # A crash may have cut the last line short: it keeps its own line number, and this row its own line.
         torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"

@@ -1,4 +1,4 @@
-"""A folder for one process at a time: `with working_in(folder): ...`"""
+"""Locks of the kernel, which end with their process: a file's, and a folder for one process at a time."""
 
 from __future__ import annotations
 
@@ -42,6 +42,12 @@ def working_in(folder: AnyPath) -> Iterator[None]:
                 path.rmdir()
 
 
+def lock_file(fd: int, *, shared: bool = False, wait: bool = True) -> None:
+    """Lock an open file until it is closed; without locks on this system nothing happens."""
+    if fcntl is not None:
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+
+
 def _lock(folder: Path) -> int | None:
     """An open file that is locked until it is closed."""
     path = folder / LOCK
@@ -56,7 +62,7 @@ def _lock(folder: Path) -> int | None:
                 raise
             return None  # a finished run, to be read: nothing can be written here
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(lock, wait=False)
         except BlockingIOError as error:
             owner = os.read(lock, 200).decode(errors="replace").strip()
             os.close(lock)

@@ -8,8 +8,6 @@ x.pt2 (torch.export), x.pt (TorchScript), the folder of a `krnet learn kril` run
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 import warnings
 import zipfile
 from pathlib import Path
@@ -21,7 +19,8 @@ from torch import Tensor, nn
 from krnet.device import exact_math
 from krnet.errors import InputError, LabelError, NotARecordingError
 from krnet.io import archive
-from krnet.io.atomic import AnyPath
+from krnet.io.atomic import AnyPath, read_json
+from krnet.io.header import digest as file_digest
 from krnet.nn import backbones, heads
 
 HEAD_BATCH = 512
@@ -148,7 +147,7 @@ def _read(kind: type[Kind], path: Path, device: torch.device) -> Kind:
         raise InputError(
             f"{path}: no such file; expected a {kind.kind}, as torch.export.save or torch.jit.save write it"
         )
-    digest = hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+    digest = file_digest(path.read_bytes())
     try:
         held = {name.rpartition("/")[2] for name in zipfile.ZipFile(path).namelist()}
         if "constants.pkl" in held:
@@ -181,7 +180,7 @@ def _exported(path: Path, device: torch.device) -> tuple[nn.Module, int | None]:
 def _network_of_run(folder: Path) -> tuple[nn.Module, nn.Module, str]:
     """F1 of a KRIL run; F2, that is the layers after the cut, and the classifier of all classes so far; a checksum."""
     try:
-        run = json.loads((folder / "settings.json").read_text())
+        run = read_json(folder / "settings.json")
         method, settings = run["method"], run["settings"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{folder}: not the folder of a `krnet learn` run (settings.json: {error})") from error

@@ -1,9 +1,7 @@
-"""Every setting, one frozen dataclass per stage; each is described once, under its field.
+"""Sizes of the paper's networks, and its presets. Nothing here needs torch.
 
-    NetworkConfig   what the network looks like: a preset, or solved from the features (sizing.py)
-    FitConfig       how it is fitted
-
-Help texts, checks and the record in the file all come from here.
+DecoderConfig   the decoder alone, which the autoencoder has as well
+NetworkConfig   the whole KRNet: batched ID embedding and decoder
 """
 
 from __future__ import annotations
@@ -16,11 +14,13 @@ from krnet.errors import SettingError
 
 CONVOLUTIONS = ("depthwise", "full")
 KERNEL = 5  # of the deconvolution
+GEOMETRY = frozenset({"channels", "height", "width", "vector"})
+"""Settings that follow from the features."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetworkConfig:
-    """Sizes of a KRNet for feature maps of channels x height x width (a vector has height = width = 1)."""
+class DecoderConfig:
+    """Sizes of a decoder for feature maps of channels x height x width (a vector has height = width = 1)."""
 
     channels: int
     """Channels of a feature map, or length of a feature vector."""
@@ -30,8 +30,6 @@ class NetworkConfig:
     """Width of a feature map."""
     vector: bool = False
     """Features are vectors: the spatial layers are left out."""
-    group_size: int = 512
-    """H: most samples per group, and length of the static and of the dynamic vector."""
     d0: int
     """Width of the first FC layer of the decoder."""
     c0: int
@@ -47,22 +45,14 @@ class NetworkConfig:
     last_norm: bool = False
     """GroupNorm in the last module, as in the paper. It gives every sample the same mean and variance; without
     it (a scale and shift per channel instead) each keeps its own amplitude, and only Muon fits it well."""
-    bits: float | None = None
-    """Bits of a weight in the file, about: it is trained for so many and entropy-coded. None keeps fp32."""
-    code: int = 0
-    """Learned numbers that each sample has beside its ID."""
-    code_bits: float = 4.0
-    """Bits of such a number, where weights have few, too."""
 
     def __post_init__(self) -> None:
         for name in ("channels", "height", "width", "d0", "c0", "c1"):
             check_int(name, getattr(self, name), 1, 2**24)
-        check_int("group_size", self.group_size, 4, 2**16)
         check_int("stride", self.stride, 1, KERNEL)
         start_area = self.start_size[0] * self.start_size[1]
-        for name, size in (("group_size", self.group_size), ("d0", self.d0), ("c0", self.c0 * start_area)):
-            if size % 2 or size < 4:
-                raise SettingError(f"{name} is {getattr(self, name)}; GroupNorm(2) needs an even number of 4 or more")
+        self._check_normed("d0", self.d0)
+        self._check_normed("c0", self.c0 * start_area)
         # A GroupNorm over a single value would leave nothing of it.
         area = self.height * self.width
         if not self.vector and self.c1 * area <= 2:
@@ -72,15 +62,10 @@ class NetworkConfig:
         check_choice("conv_before", self.conv_before, CONVOLUTIONS)
         check_choice("conv_after", self.conv_after, CONVOLUTIONS)
         check_choice("last_norm", self.last_norm, (True, False))
-        check_int("code", self.code, 0, 2**16)
-        for name in ("bits", "code_bits"):
-            if getattr(self, name) is not None or name == "code_bits":
-                check_range(name, getattr(self, name), 1, 8)
 
-    @property
-    def input_size(self) -> int:
-        """Numbers that the decoder reads: both vectors of the group, and the sample's own."""
-        return 2 * self.group_size + self.code
+    def _check_normed(self, name: str, size: int) -> None:
+        if size % 2 or size < 4:
+            raise SettingError(f"{name} is {getattr(self, name)}; GroupNorm(2) needs an even number of 4 or more")
 
     @property
     def start_size(self) -> tuple[int, int]:
@@ -94,6 +79,34 @@ class NetworkConfig:
         return self.height - 1 - (h0 - 1) * self.stride, self.width - 1 - (w0 - 1) * self.stride
 
 
+@dataclass(frozen=True, kw_only=True)
+class NetworkConfig(DecoderConfig):
+    """Sizes of a KRNet."""
+
+    group_size: int = 512
+    """H: most samples per group, and length of the static and of the dynamic vector."""
+    bits: float | None = None
+    """Bits of a weight in the file, about: it is trained for this precision and entropy-coded. None keeps fp32."""
+    code: int = 0
+    """Learned numbers that each sample has beside its ID."""
+    code_bits: float = 4.0
+    """Bits of such a number, where `bits` is given, too."""
+
+    def __post_init__(self) -> None:
+        check_int("group_size", self.group_size, 4, 2**16)
+        self._check_normed("group_size", self.group_size)
+        super().__post_init__()
+        check_int("code", self.code, 0, 2**16)
+        if self.bits is not None:
+            check_range("bits", self.bits, 1, 8)
+        check_range("code_bits", self.code_bits, 1, 8)
+
+    @property
+    def input_size(self) -> int:
+        """Numbers that the decoder reads: both vectors of the group, and the sample's own."""
+        return 2 * self.group_size + self.code
+
+
 PRESETS: dict[str, dict[str, Any]] = {
     # The paper's table of settings, with full convolutions after the deconvolution: they learn faster.
     "cifar100": {"group_size": 512, "d0": 1024, "c0": 512, "c1": 64, "stride": 1, "last_norm": True},
@@ -101,6 +114,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 # Depthwise ones throughout: the only reading that gives the sizes the paper prints.
 PRESETS |= {f"{name}-published": preset | {"conv_after": "depthwise"} for name, preset in PRESETS.items()}
+
 # What the paper changes for ImageNet-Subset; with schedule "paper" the presets bring it along.
 PAPER_FITS: dict[str, dict[str, Any]] = {
     name: {"iterations": 50000, "gamma": 5e-4} for name in ("imagenet", "imagenet-published")

@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from krnet.nn.layers import NEGATIVE_SLOPE, depthwise_block, fc_to_map, norm_act
-from krnet.nn.paper_config import NetworkConfig
+from krnet.nn.paper_config import DecoderConfig, NetworkConfig
 
 NORM_GROUPS = 2
 
@@ -157,7 +157,7 @@ class Output(nn.Module):
 
 
 class Decoder(nn.Module):
-    def __init__(self, config: NetworkConfig, d_in: int):
+    def __init__(self, config: DecoderConfig, d_in: int):
         super().__init__()
         c0, c1, c = config.c0, config.c1, config.channels
         self.start_shape = (c0, *config.start_size)

@@ -1,7 +1,9 @@
 """Ways to store feature maps, one file or folder each; importing the package fills the registry (base.py)."""
 
-from krnet.recorders import pca, quantized, raw, transform  # noqa: F401
-from krnet.recorders.autoencoder import recorder as _autoencoder  # noqa: F401
-from krnet.recorders.images import recorder as _images  # noqa: F401
+from krnet.recorders.compact import recorder as _krnet  # noqa: F401, I001  in the order of the tables
 from krnet.recorders.paper import recorder as _paper  # noqa: F401
+from krnet.recorders.autoencoder import recorder as _autoencoder  # noqa: F401
+from krnet.recorders import pca, transform, quantized  # noqa: F401
 from krnet.recorders.pq import recorder as _pq  # noqa: F401
+from krnet.recorders.images import recorder as _images  # noqa: F401
+from krnet.recorders import raw  # noqa: F401

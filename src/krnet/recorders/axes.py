@@ -17,9 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from krnet.coding.entropy import RESTORE
 from krnet.coding.matrix import MAX_BLOCK, CodedNumbers
-from krnet.errors import OversizedRecordingError
 from krnet.io.archive import TensorStore
 from krnet.recorders.base import Job
 from krnet.recorders.maps import mean_map, normalised_chunks
@@ -30,8 +28,6 @@ EXACT = 8192  # rows and columns of the largest matrix from which all axes are f
 SKETCHED = 1024  # axes looked for in larger samples, if the settings do not say
 OVERSAMPLED, PASSES = 32, 4  # of the sketch: Halko et al. 2011
 FINEST = 2000  # steps on either side that an axis may have: a 12-bit axis is as good as a float
-SMALL = 1 << 24  # numbers that a basis may have whatever the size of its file
-NUMBERS_PER_BYTE = 1 << 12
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,15 +77,8 @@ def principal_axes(job: Job, components: int | None) -> Axes:
 
 
 def load_axes(store: TensorStore, num_values: int, num_kept: int) -> CodedNumbers:
-    """Axes, scaled, (values, k); refused where the file has too few bytes for so many numbers."""
-    coded = CodedNumbers.load(store, AXES, num_values, num_kept, MAX_BLOCK)
-    most = SMALL + NUMBERS_PER_BYTE * len(coded.blocks.stream)
-    if num_kept * num_values > most:
-        raise OversizedRecordingError(
-            f"{num_kept} components of {num_values} values in {len(coded.blocks.stream)} bytes; expected at most "
-            f"{most} numbers. {RESTORE}"
-        )
-    return coded
+    """Axes, scaled, (values, k)."""
+    return CodedNumbers.load(store, AXES, num_values, num_kept, MAX_BLOCK)
 
 
 def least_squares(axes: Tensor) -> Tensor:

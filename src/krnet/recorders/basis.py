@@ -3,22 +3,23 @@
     features --normalise--> [0, 1] --Basis.forward--> numbers (N, columns), to be coded
     ids -> Reader -> numbers --Basis.inverse--> [0, 1] --denormalise--> features
 
-A recorder brings its Basis; how numbers are coded is in _numbers.py.
+A recorder brings its Basis; how numbers are coded is in coding/matrix.py.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from krnet.coding.matrix import Numbers, Reader
+from krnet.coding.matrix import CODED_TENSORS, Numbers, Reader
 from krnet.device import exact_math
 from krnet.features.samples import Samples
 from krnet.features.stats import denormalise
-from krnet.recorders.base import Content, Job, Replayer, planned_overhead
+from krnet.recorders.base import Content, Job, Replayer, Stored, planned_overhead
 from krnet.recorders.maps import normalised
 
 PREFIX = "coded."
@@ -53,6 +54,28 @@ class CodedReplayer(Replayer):
             found = self.basis.inverse(self.reader.read(ids)).reshape(len(ids), *(self.shape or (1,)))
         # No feature lies outside [0, 1]: what the basis puts there is nearer at the edge.
         return denormalise(found.clamp_(0, 1), self.low, self.high).reshape(len(ids), *self.shape)
+
+
+def stored_edges(shape: Sequence[int]) -> dict[str, Stored]:
+    """The range of each channel."""
+    return {name: Stored((shape[0] if shape else 1,), torch.float32) for name in ("low", "high")}
+
+
+def stored_matrix(
+    prefix: str,
+    num_rows: int,
+    num_columns: int,
+    block_size: int,
+    *,
+    num_decoded: int = 0,
+    most_bytes: int | None = None,
+) -> dict[str, Stored]:
+    """The tensors of a CodedNumbers; its size follows from the data, and is in `most_bytes` where it has a bound."""
+    found = {name: Stored() for name in CODED_TENSORS}
+    found["stream"] = Stored(dtype=torch.uint8, most_bytes=most_bytes, num_decoded=num_decoded)
+    found["lengths"] = Stored((-(-num_rows // block_size),))  # uint16 or uint32
+    found["column"] = Stored((num_columns,))
+    return {prefix + name: tensor for name, tensor in found.items()}
 
 
 def numbers_of(job: Job, basis: Basis) -> Numbers:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, ClassVar
 
@@ -20,7 +20,6 @@ from torch import Tensor
 
 from krnet.coding.entropy import MAX_ALPHABET, RESTORE
 from krnet.coding.matrix import (
-    CODED_TENSORS,
     CodedConfig,
     CodedNumbers,
     Numbers,
@@ -36,8 +35,17 @@ from krnet.device import exact_math
 from krnet.errors import InputError, NotARecordingError
 from krnet.features.samples import Samples
 from krnet.io.archive import TensorStore
-from krnet.recorders.base import Content, Job, Recorder, planned_overhead, refuse_network
-from krnet.recorders.basis import PREFIX, UNUSED, Basis, CodedReplayer, numbers_of, planned_bytes
+from krnet.recorders.base import Content, Job, Recorder, Stored, planned_overhead
+from krnet.recorders.basis import (
+    PREFIX,
+    UNUSED,
+    Basis,
+    CodedReplayer,
+    numbers_of,
+    planned_bytes,
+    stored_edges,
+    stored_matrix,
+)
 from krnet.recorders.growth import CodedGrowth
 from krnet.recorders.maps import learned_once
 
@@ -48,6 +56,7 @@ class CodedRecorder(Recorder):
     """A recorder of quantised, entropy-coded numbers: settings, and a Basis."""
 
     config_class: ClassVar[type[CodedConfig]]
+    inputs = frozenset({"start"})
     fast_is_exact = True
     grows = True
     headroom: ClassVar[int] = 2
@@ -70,11 +79,20 @@ class CodedRecorder(Recorder):
     def restore(self, samples: Samples, config: Any, store: TensorStore, low: Tensor, high: Tensor) -> Basis:
         """The basis from a file; it goes to the device that `low` is on."""
 
+    def stored_basis(self, shape: Sequence[int], config: Any) -> tuple[dict[str, Stored], int]:
+        """The tensors of the basis, and the numbers of a sample along it."""
+        return {}, math.prod(shape)
+
+    def stored(self, shape: Sequence[int], num_samples: int, settings: Mapping[str, Any]) -> dict[str, Stored]:
+        config = from_dict(self.config_class, settings)
+        basis, num_columns = self.stored_basis(shape, config)
+        coded = stored_matrix(PREFIX, num_samples, num_columns, config.block_size)
+        return {**stored_edges(shape), **basis, **coded}
+
     def _learn(self, job: Job, config: Any) -> Any:
         return learned_once(job, self.name, getattr(config, "components", None), lambda: self.learn(job, config))
 
     def fit(self, job: Job) -> Content:
-        refuse_network(job, self.name)
         if job.start is not None:
             return CodedGrowth(job, self, self.config_class).fit(job.settings)
         config = from_dict(self.config_class, job.settings)
@@ -96,7 +114,8 @@ class CodedRecorder(Recorder):
             numbers, config, own = self.draft(job, config, self._learn(job, config))
             found = survey(numbers, config, max_rows=max_rows, num_planned=job.num_planned)
         own |= {"low": job.stats.low.nbytes, "high": job.stats.high.nbytes}
-        overhead = planned_overhead(job, len(CODED_TENSORS) + len(own), asdict(config))
+        stored = self.stored(job.source.shape, len(job.source), asdict(config))
+        overhead = planned_overhead(job, len(stored), asdict(config))
         return round(found.size_bytes) + sum(own.values()) + overhead
 
     def for_budget(self, job: Job, budget: int) -> dict[str, Any]:

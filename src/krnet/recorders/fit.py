@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -24,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from krnet.coding.weights import Rounding, step_for
+from krnet.coding.weights import PACKED_TENSORS, Rounding, matrices, packed_bytes
 from krnet.device import Graphed, exact_math, fast_math, free_bytes
 from krnet.features.feed import Feed
 from krnet.features.metrics import fidelity, r_squared
@@ -32,7 +33,7 @@ from krnet.features.samples import Samples
 from krnet.features.stats import denormalise, normalise
 from krnet.nn import layers
 from krnet.nn.muon import Muon
-from krnet.recorders.base import Content, Job, Recorder, Replayer
+from krnet.recorders.base import Content, Job, Recorder, Replayer, Stored
 from krnet.train.config import FitConfig
 from krnet.train.loop import Checkpoint, Outcome, train
 
@@ -41,10 +42,7 @@ WARM_UP, HOLD = 0.01, 0.3  # shares of a fit
 CPU_PART_BYTES = 16 << 20
 GRAPHED = (1, 16, 256)  # sizes to which small batches are filled up
 TARGET_EVERY = 50  # iterations between two looks at whether target_r2 is reached
-FINE_BITS = 5.0  # of weights that are few and matter much
-NORM_STEP = 1 / 32  # of scales and shifts, which are about 1
 SEEN_SAMPLES = 4096  # shown to the head at a time, before the fit
-MANY = 2048  # values for which a table of frequencies of their own pays
 
 
 def learning_rate(schedule: str, progress: float) -> float:
@@ -53,12 +51,6 @@ def learning_rate(schedule: str, progress: float) -> float:
         return 1.0 if progress < 0.5 else 1 - (progress - 0.5) / 0.5 * 0.999
     rise = min(1.0, (progress + 1e-4) / WARM_UP)
     return rise * min(1.0, (1 - progress) / (1 - HOLD))
-
-
-def matrices(net: nn.Module) -> list[nn.Linear | nn.Conv2d | nn.ConvTranspose2d]:
-    """Modules whose weight is a matrix, and not a filter for each channel."""
-    layers_of = (module for module in net.modules() if isinstance(module, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)))
-    return [module for module in layers_of if isinstance(module, nn.Linear) or module.groups == 1]
 
 
 def optimizers_for(net: nn.Module, fit: FitConfig, device: torch.device) -> list[torch.optim.Optimizer]:
@@ -86,20 +78,18 @@ def batch_size(job: Job) -> int:
     return min(job.fit.batch_size, max(32, -(-job.samples.num_samples // 3)))
 
 
-def rounding_plan(net: nn.Module, bits: float | None) -> dict[str, Rounding]:
-    """Which weights are kept in so many bits, or a few more; those it leaves out are few. None: nothing is rounded."""
-    if bits is None:
-        return {}
-    large = {id(module.weight) for module in matrices(net)}
-    plan = {}
-    for name, p in net.named_parameters():
-        if id(p) in large:
-            plan[name] = Rounding(0, step_for(bits))
-        elif p.dim() > 1:  # vectors of groups, filters of single channels
-            plan[name] = Rounding(0, step_for(max(bits, FINE_BITS)))
-        elif p.numel() >= MANY:  # of a norm with a scale for each value
-            plan[name] = Rounding(None, NORM_STEP)
-    return plan
+def stored_packed(prefix: str, net: nn.Module, plan: Mapping[str, Rounding]) -> dict[str, Stored]:
+    """The tensors that `coding.weights.pack` makes of a network; the bound of all of them stands at the stream."""
+    shapes = {name: tuple(p.shape) for name, p in net.named_parameters()}
+    found = {name: Stored() for name in PACKED_TENSORS}
+    num_weights = sum(map(math.prod, shapes.values()))
+    found["stream"] = Stored(dtype=torch.uint8, most_bytes=packed_bytes(shapes, plan), num_decoded=num_weights)
+    return {prefix + name: tensor for name, tensor in found.items()}
+
+
+def stored_weights(prefix: str, net: nn.Module, dtype: torch.dtype = torch.float32) -> dict[str, Stored]:
+    """The weights of a network as they are."""
+    return {prefix + name: Stored(tuple(p.shape), dtype) for name, p in net.named_parameters()}
 
 
 class NetworkFit(ABC):

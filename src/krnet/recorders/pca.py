@@ -12,7 +12,8 @@ more for the coordinates. (Stored as fp16 with coordinates of 8 bits, the same R
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -25,8 +26,8 @@ from krnet.errors import NotARecordingError, SettingError
 from krnet.features.samples import Samples
 from krnet.io.archive import TensorStore
 from krnet.recorders.axes import AXES, FINEST, WORTH, Axes, least_squares, load_axes, principal_axes
-from krnet.recorders.base import Job, register
-from krnet.recorders.basis import Basis
+from krnet.recorders.base import Job, Stored, register
+from krnet.recorders.basis import Basis, stored_matrix
 from krnet.recorders.coded import SEARCHED, CodedRecorder
 from krnet.recorders.maps import normalised
 
@@ -75,8 +76,7 @@ class Components(Basis):
 class PCARecorder(CodedRecorder):
     name = "pca"
     config_class = PCAConfig
-    setting_names = frozenset(f.name for f in fields(PCAConfig))
-    variants = ("centroid=-0.5",)  # a little less R2, and more that a classifier gets right
+    variants = ({"centroid": -0.5},)  # a little less R2, and more that a classifier gets right
 
     def learn(self, job: Job, config: PCAConfig) -> Axes:
         most = min(math.prod(job.source.shape), len(job.source))
@@ -111,6 +111,12 @@ class PCARecorder(CodedRecorder):
         scale = std / max(config.step / math.sqrt(job.num_planned), wide / FINEST)
         scaled = (axes * scale[:, None]).T  # (values, k), to be rounded to whole numbers
         return axes, scale, Numbers.of(scaled)
+
+    def stored_basis(self, shape: Sequence[int], config: PCAConfig) -> tuple[dict[str, Stored], int]:
+        num_values, num_kept = math.prod(shape), config.components or 0
+        axes = stored_matrix(AXES, num_values, num_kept, MAX_BLOCK, num_decoded=num_values * num_kept)
+        basis = {"mean": Stored((num_values,), torch.float16), "scale": Stored((num_kept,), torch.float32)}
+        return {**basis, **axes}, num_kept
 
     def restore(self, samples: Samples, config: PCAConfig, store: TensorStore, low: Tensor, high: Tensor) -> Components:
         num_kept, num_values = config.components, math.prod(samples.shape)

@@ -10,7 +10,7 @@ each other than from the same position elsewhere, and one table a channel takes 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -50,8 +50,7 @@ class Values(Basis):
 class QuantizedRecorder(CodedRecorder):
     name = "quantized"
     config_class = QuantizedConfig
-    setting_names = frozenset(f.name for f in fields(QuantizedConfig))
-    variants = ("centroid=0.5",)  # less R2, and far more that a classifier gets right
+    variants = ({"centroid": 0.5},)  # less R2, and far more that a classifier gets right
     headroom = 1  # new values never leave the channels' range
 
     def basis(self, job: Job, config: QuantizedConfig, learned: Any) -> tuple[Values, QuantizedConfig]:

@@ -7,18 +7,27 @@ No fit and no error in float32; float16 halves the bytes and rounds to 11 bits. 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from krnet.config import check_choice
+from krnet.config import check_choice, from_dict
 from krnet.errors import NotARecordingError, SettingError
 from krnet.features.samples import Samples
-from krnet.io.archive import TensorStore
-from krnet.recorders.base import Content, Job, Recorder, Replayer, overhead_bytes, refuse_network, register
+from krnet.recorders.base import (
+    Content,
+    Job,
+    Recorder,
+    Replayer,
+    Stored,
+    TensorStore,
+    file_bytes,
+    register,
+    tensor_bytes,
+)
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 CHUNK_BYTES = 64 << 20  # read at once
@@ -32,25 +41,29 @@ class RawReplayer(Replayer):
         return self.values[ids].to(self.device).float()
 
 
+@dataclass(frozen=True, kw_only=True)
+class RawConfig:
+    dtype: str | None = None
+    """float32 or float16; by default the one that the features have, float32 where they have neither."""
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None:
+            check_choice("dtype", self.dtype, DTYPES)
+
+
 def own_dtype(job: Job) -> str:
     """The smallest that loses nothing."""
     return "float16" if job.source.dtype == torch.float16 else "float32"
 
 
-def values_bytes(num_samples: int, shape: Sequence[int], dtype: str) -> int:
-    return num_samples * math.prod(shape) * DTYPES[dtype].itemsize
-
-
 @register
 class RawRecorder(Recorder):
     name = "raw"
-    setting_names = frozenset({"dtype"})
+    config_class = RawConfig
     fast_is_exact = True
 
     def fit(self, job: Job) -> Content:
-        refuse_network(job, self.name, ("preset", "head", "start"))
-        name = job.settings.get("dtype", own_dtype(job))
-        check_choice("dtype", name, DTYPES)
+        name = from_dict(RawConfig, job.settings).dtype or own_dtype(job)
         values = torch.empty((len(job.source), *job.source.shape), dtype=DTYPES[name])
         step = max(1, CHUNK_BYTES // job.source.sample_bytes)
         for ids in torch.arange(len(job.source)).split(step):
@@ -66,15 +79,17 @@ class RawRecorder(Recorder):
     def for_budget(self, job: Job, budget: int) -> dict[str, Any]:
         """All of the features where it fits, else float16 where that holds the values."""
         whole: dict[str, Any] = {"dtype": own_dtype(job)}
-        size = values_bytes(len(job.source), job.source.shape, whole["dtype"]) + overhead_bytes(job, 1, whole)
+        size = file_bytes(job, self.stored(job.source.shape, len(job.source), whole), whole)
         widest = max(-job.stats.low.min().item(), job.stats.high.max().item())
         half = size > budget and widest <= torch.finfo(torch.float16).max
         return {**({"dtype": "float16"} if half else whole), **job.settings}
 
     def least_bytes(self, num_samples: int, shape: Sequence[int], settings: Mapping[str, Any]) -> int:
-        name = settings.get("dtype", "float16")
-        check_choice("dtype", name, DTYPES)
-        return values_bytes(num_samples, shape, name)
+        smallest = from_dict(RawConfig, settings).dtype or "float16"
+        return tensor_bytes(self.stored(shape, num_samples, {"dtype": smallest}))
+
+    def stored(self, shape: Sequence[int], num_samples: int, settings: Mapping[str, Any]) -> dict[str, Stored]:
+        return {"values": Stored((num_samples, *shape), DTYPES[settings["dtype"] or "float32"])}
 
     def replay(
         self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device

@@ -9,7 +9,8 @@ Features without positions have the KLT alone; those with more axes a DCT along 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from krnet.coding.matrix import CodedConfig
 from krnet.errors import InputError, OversizedRecordingError
 from krnet.features.samples import Samples
 from krnet.io.archive import TensorStore
-from krnet.recorders.base import Job, register
+from krnet.recorders.base import Job, Stored, register
 from krnet.recorders.basis import Basis
 from krnet.recorders.coded import CodedRecorder
 from krnet.recorders.maps import mean_map, normalised_chunks
@@ -69,8 +70,7 @@ def dct(size: int) -> Tensor:
 class TransformRecorder(CodedRecorder):
     name = "transform"
     config_class = TransformConfig
-    setting_names = frozenset(f.name for f in fields(TransformConfig))
-    variants = ("centroid=-0.5",)  # less R2, and more that a classifier gets right
+    variants = ({"centroid": -0.5},)  # less R2, and more that a classifier gets right
 
     def learn(self, job: Job, config: TransformConfig) -> KLTxDCT:
         """Principal axes of the channels, over all samples and positions."""
@@ -90,6 +90,11 @@ class TransformRecorder(CodedRecorder):
 
     def basis(self, job: Job, config: TransformConfig, learned: KLTxDCT) -> tuple[KLTxDCT, TransformConfig]:
         return learned, config
+
+    def stored_basis(self, shape: Sequence[int], config: TransformConfig) -> tuple[dict[str, Stored], int]:
+        shape = tuple(shape or (1,))
+        basis = {"mean": Stored(shape, torch.float16), "klt": Stored((shape[0], shape[0]), torch.float16)}
+        return basis, math.prod(shape)
 
     def restore(
         self, samples: Samples, config: TransformConfig, store: TensorStore, low: Tensor, high: Tensor

@@ -11,15 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from krnet.bench.rate import series_name
 from krnet.io.atomic import atomic_write
 
 MARKS = (-1, 0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9999)
 COLOURS = ("#c2410c", "#1d4ed8", "#15803d", "#7e22ce", "#0f766e", "#a16207", "#be185d", "#475569", "#65a30d", "#0284c7")
-
-
-def series_name(recorder: str, settings: Mapping[str, Any]) -> str:
-    """pca, or pca:components=64:dead_zone=0.5"""
-    return ":".join([recorder, *(f"{name}={value}" for name, value in settings.items())])
 
 
 def series_of(result: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:

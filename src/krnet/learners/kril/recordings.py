@@ -56,7 +56,7 @@ class RecorderFit:
 
     def run(self, saving: Saving | None, watch: Watch | None) -> None:
         options = self.options | {"device": str(self.device), "resume": saving is not None and saving.resume}
-        if saving is not None and choose(options["recorder"]).takes_head:
+        if saving is not None and choose(options["recorder"]).trains:
             options["checkpoint_s"] = saving.every_s
         tell = None if watch is None else (lambda status, r2: watch(status))
         try:
@@ -77,15 +77,14 @@ class Recordings:
     def __init__(self, context: Context, config: KrilConfig, trunk: nn.Module, tail: nn.Module):
         """tail: F2 without its classifier, as it is whenever a recording is made."""
         self.context, self.config, self.trunk, self.tail = context, config, trunk, tail
-        self.recorder = choose(config.recorder)
+        self.recorder = config.chosen_recorder
         self.counts = [len(context.task_ids(task)) for task in range(context.split.num_tasks)]
         """Samples of each task."""
 
     @property
     def grows(self) -> bool:
         """The recording leaves samples that it holds as they are, and takes up new ones: one serves all tasks."""
-        c = self.config
-        return self.recorder.grows and (c.recorder != "krnet" or c.budget is not None)
+        return self.recorder.grows
 
     @property
     def one_file(self) -> bool:
@@ -103,20 +102,16 @@ class Recordings:
         c = self.config
         by_class = labels.argsort(stable=True)  # labels then need no bytes of their own
         features, labels = features[by_class.to(features.device)], labels[by_class]
-        options: dict[str, Any] = {"recorder": c.recorder, "seed": self.context.seed_for(task, 3), **c.own_settings()}
-        # Whose samples, in the same order, are the first of this one's.
-        earlier = self.files(task - 1)[-1] if task > (0 if self.one_file else 1) else None
+        options: dict[str, Any] = {"recorder": self.recorder.name, "seed": self.context.seed_for(task, 3)}
+        options |= self._data_settings() | dict(c.recorder_settings)
         if c.budget is not None:
             options["budget"] = self._budget(task)
-        if self.recorder.takes_trunk:
-            options |= self._images(task)
-        if self.grows or self.recorder.takes_trunk:
-            options["start"] = earlier
-        if self.grows and c.budget is not None and task == 0:
-            options["room"] = sum(self.counts)
-        if self.recorder.takes_head:
+            if self.grows and task == 0:
+                options["room"] = sum(self.counts)
+        if self.recorder.trains:
             shape, learned = tuple(features.shape[1:]), self.counts[task] if self.grows else len(labels)
-            options |= self._network(shape, learned, earlier)
+            options |= self._training(shape, learned)
+        options |= self._inputs(task, options.get("preset"))
         name = "recorder of the base task" if task == 0 else "recorder"
 
         def too_large(needed: int) -> BudgetError:
@@ -125,35 +120,50 @@ class Recordings:
 
         return RecorderFit(name, self.files(task)[-1], features, labels, self.context.device, too_large, **options)
 
-    def _network(self, shape: tuple[int, ...], num_samples: int, earlier: Path | None) -> dict[str, Any]:
-        """For a recorder that fits a network: its sizes and its fit, by maps and by how many are learned."""
+    def _training(self, shape: tuple[int, ...], num_samples: int) -> dict[str, Any]:
+        """For a recorder that trains a network: its sizes and its fit, by the maps and how many are learned."""
         c = self.config
-        preset = PRESET_SHAPES.get(shape) if c.budget is None else None
+        fixed = c.budget is None and "preset" in self.recorder.inputs
+        preset = PRESET_SHAPES.get(shape) if fixed else None
         paper = PAPER_FITS.get(preset or "", {}) if c.recorder_schedule == "paper" else {}
         iterations = c.recorder_iterations or paper.get("iterations", SCHEDULES[c.recorder_schedule])
         if c.scaled:
             iterations = max(1, round(iterations * min(1.0, num_samples / self.counts[0])))
         gamma = paper.get("gamma", FitConfig.gamma) if c.gamma is None else c.gamma
         options = {"iterations": iterations, "schedule": c.recorder_schedule, "gamma": gamma, "preset": preset}
-        options |= {"head": self.tail if c.kr2 else None, "head_share": c.head_share}
-        # A network sized by its samples has to grow with them; one of the paper's is large enough from the start.
-        if c.recorder == "krnet" and c.warm_start and preset is not None and earlier is not None:
-            options |= {"start": earlier, "preset": None}
-        return options
+        return options | {"head_share": c.head_share}
 
-    def _images(self, task: int) -> dict[str, Any]:
-        """For a recorder that stores images: those of a task, class by class, and how F1 is shown them."""
+    def _inputs(self, task: int, preset: str | None) -> dict[str, Any]:
+        """What the recorder takes of all that KRIL has: the last recording, F2, F1 and the images of the task."""
+        c = self.config
+        # Whose samples, in the same order, are the first of this one's.
+        earlier = self.files(task - 1)[-1] if task > (0 if self.one_file else 1) else None
+        # A network sized by its samples has to grow with them; one of the paper's is large enough from the start.
+        warm = self.recorder.trains and not self.grows
+        if warm and not (c.warm_start and preset is not None):
+            earlier = None
+        found: dict[str, Any] = {"head": self.tail if c.kr2 else None, "start": earlier, "trunk": self.trunk}
+        found["images"] = self._images(task) if "images" in self.recorder.inputs else None
+        chosen = {name: value for name, value in found.items() if name in self.recorder.inputs}
+        return chosen | ({"preset": None} if warm and earlier is not None else {})
+
+    def _images(self, task: int) -> Tensor:
+        """Those of a task, class by class, as F1 is shown them."""
         ids, data = self.context.task_ids(task), self.context.data
         by_class = ids[self.context.train_labels[ids].argsort(stable=True)]
-        images = augment.centre(data.train.images[by_class], data.crop)
-        return {"images": images, "trunk": self.trunk, "mean": data.mean, "std": data.std}
+        return augment.centre(data.train.images[by_class], data.crop)
+
+    def _data_settings(self) -> dict[str, Any]:
+        """Of a recorder that has such: how images are normalised."""
+        data = self.context.data
+        return {n: v for n, v in (("mean", data.mean), ("std", data.std)) if n in self.recorder.setting_names}
 
     def replay(self, task: int, first: int = 0) -> tuple[Tensor, Tensor]:
         """Features (N, c, h, w) and labels of every sample up to a task, as its recordings have them.
 
         first: the first class of those wanted
         """
-        trunk = self.trunk if self.recorder.takes_trunk else None
+        trunk = self.trunk if "trunk" in self.recorder.replay_inputs else None
         features, labels = [], []
         for recording in (api.open(path, self.context.device, trunk=trunk) for path in self.files(task)):
             assert recording.labels is not None
@@ -198,13 +208,13 @@ class Recordings:
         assert self.config.budget is not None
         shares = ((self.counts[0], self._budget(0)), (sum(self.counts), self.config.budget))
         for num_samples, share in shares:
-            least = self.recorder.least_bytes(num_samples, shape, self.config.own_settings())
+            least = self.recorder.least_bytes(num_samples, shape, self.config.recorder_settings)
             if least > share:
                 raise BudgetError(self._too_large(least, num_samples, share))
 
     def _too_large(self, needed: int, num_samples: int, share: int) -> str:
         """What is wrong with a budget of which a recording of so many samples may take a share, and needs more."""
-        recorder, num_all = self.config.recorder, sum(self.counts)
+        recorder, num_all = self.recorder.name, sum(self.counts)
         # Shares go by samples, and so does a size, nearly: every file has a header, too.
         enough = 1000 * math.ceil((1.01 * needed * num_all / num_samples + 5000) / 1000)
         return (

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from krnet.config import check_choice, check_int, check_range, parse_setting
+from krnet.config import check_choice, check_int, check_range, parse_settings
 from krnet.errors import SettingError
 from krnet.learners.base import LearnerConfig
-from krnet.recorders.base import FIT_NAMES, check_names, choose
+from krnet.recorders.base import FIT_NAMES, Recorder, check_names, choose
 from krnet.train.config import SCHEDULES, FitConfig
 
 # Settings of a fit that have a place of their own.
@@ -39,14 +40,15 @@ class KrilConfig(LearnerConfig):
     that are not mirrored elsewhere are not mirrored here, and without `augment` flip and crop are plain."""
     flip_replays: bool = False
     """Mirror replayed maps at random."""
-    recorder: str = "krnet"
-    """How features are kept: krnet; raw, the real ones, the upper bound; images, a rival that keeps every image; ..."""
+    recorder: str | None = None
+    """How features are kept: paper, the paper's network; krnet, the compact one; raw, the real ones, the upper bound;
+    images, a rival that keeps every image; ... By default paper, under a budget krnet."""
     recorder_schedule: str = "fast"
-    """Schedule of a network's fit (krnet, autoencoder): fast or paper."""
+    """Schedule of a network's fit (krnet, paper, autoencoder): fast or paper."""
     recorder_iterations: int | None = None
     """Iterations of the base recorder; by default the schedule's own number, with paper that of its data set."""
-    recorder_settings: str = ""
-    """Other settings of the recorder, as name=value,name=value."""
+    recorder_settings: Mapping[str, Any] = field(default_factory=dict)
+    """Other settings of the recorder; on the command line as name=value,name=value."""
     scaled: bool = True
     """Later recorders get iterations in proportion to their samples, never more than the base; else as many."""
     warm_start: bool = True
@@ -83,11 +85,14 @@ class KrilConfig(LearnerConfig):
         for name in ("recorder_iterations", "budget"):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), 1)
-        own = self.own_settings()
+        if self.recorder is None:
+            object.__setattr__(self, "recorder", "paper" if self.budget is None else "krnet")
+        object.__setattr__(self, "recorder_settings", self._own_settings())
+        own = self.recorder_settings
         for name in own:
             if name in SET_ELSEWHERE:
                 raise SettingError(f"recorder_settings has {name}, which {SET_ELSEWHERE[name]}; leave it out there")
-        check_names(choose(self.recorder), own)
+        check_names(self.chosen_recorder, own)
         # Refused now, not after a base task.
         FitConfig(**{name: value for name, value in own.items() if name in FIT_NAMES})
 
@@ -96,10 +101,15 @@ class KrilConfig(LearnerConfig):
         assert self.new_features is not None
         return self.new_features if self.augment or self.new_features == "replayed" else "plain"
 
-    def own_settings(self) -> dict[str, Any]:
-        if not isinstance(self.recorder_settings, str):
-            raise SettingError(f"recorder_settings is {self.recorder_settings!r}; expected name=value,name=value")
-        try:
-            return dict(parse_setting(part) for part in self.recorder_settings.split(",") if part)
-        except ValueError as error:
-            raise SettingError(f"recorder_settings: {error}") from error
+    @property
+    def chosen_recorder(self) -> Recorder:
+        assert self.recorder is not None, "resolved when the settings are made"
+        return choose(self.recorder)
+
+    def _own_settings(self) -> dict[str, Any]:
+        given = self.recorder_settings
+        if isinstance(given, Mapping):
+            return dict(given)
+        if not isinstance(given, str):
+            raise SettingError(f"recorder_settings is {given!r}; expected settings by name, or name=value,name=value")
+        return parse_settings(given)

@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
-from krnet.coding import weights as lowbit
 from krnet.coding.search import largest
 from krnet.config import from_dict
-from krnet.nn.paper_config import KERNEL, NetworkConfig
+from krnet.nn.paper_config import KERNEL, DecoderConfig
 from krnet.nn.paper_net import Decoder
 from krnet.nn.sizing import MAX_PARAMETERS, MAX_START_AREA, map_shape
-from krnet.recorders.autoencoder.network import CODE_NAMES, MAX_WIDTH, CodeConfig, packed_bytes, settings_of
-from krnet.recorders.base import Job, overhead_bytes
+from krnet.recorders.autoencoder.network import CODE_NAMES, MAX_WIDTH, AutoencoderConfig, stored_tensors
+from krnet.recorders.base import Job, file_bytes, overhead_bytes
 
 LEAST_WIDTH = 4  # by default: the decoder's first norm leaves no more than the sign of a single number
 # Of codes and weights, the fewest first. Codes as floats, as wide as a map, would take as much as the maps.
@@ -32,9 +32,7 @@ BITS, USUAL = FEWER_BITS + MORE_BITS, len(FEWER_BITS)
 EVEN_STEPS = 64  # of `decoder_sizes`, by as many values each
 MAX_STEPS = 100  # far more than memory would hold
 EVEN_WIDTH = 256  # numbers of a code from which on it has a multiple of eight: what a GPU multiplies quickly
-BLOCK_BYTES = 5  # that a block of codes takes beside its symbols
 CODE_SHARE = 0.38  # of a budget: what is left over by the decoder, which grows in steps, comes to them, too
-CODE_TABLE = 1000  # bytes of their entropy tables, at most; codes have more where they pay
 
 
 def most_useful(shape: tuple[int, ...]) -> int:
@@ -42,7 +40,7 @@ def most_useful(shape: tuple[int, ...]) -> int:
     return min(max(LEAST_WIDTH, math.prod(shape)), MAX_WIDTH)
 
 
-def decoder_sizes(shape: tuple[int, ...], steps: int, overrides: Mapping[str, Any]) -> NetworkConfig:
+def decoder_sizes(shape: tuple[int, ...], steps: int, overrides: Mapping[str, Any]) -> DecoderConfig:
     """A family of decoders, each a step wider than the one before: (B, d0) -> (B, c0, h0, w0) -> (B, c1, h, w)."""
     channels, height, width = map_shape(shape)
     vector = len(shape) <= 1
@@ -61,28 +59,17 @@ def decoder_sizes(shape: tuple[int, ...], steps: int, overrides: Mapping[str, An
         "conv_before": "full",
         "stride": next((s for s in range(1, KERNEL) if -(-height // s) * -(-width // s) <= MAX_START_AREA), KERNEL),
     }
-    return from_dict(NetworkConfig, {**sizes, **overrides})
+    return from_dict(DecoderConfig, {**sizes, **overrides})
 
 
-def num_weights(config: NetworkConfig, code_width: int) -> int:
+def num_weights(config: DecoderConfig, code_width: int) -> int:
     with torch.device("meta"):
         return sum(p.numel() for p in Decoder(config, code_width).parameters())
 
 
-def size_bytes(job: Job, config: NetworkConfig, code: CodeConfig) -> int:
+def size_bytes(job: Job, config: AutoencoderConfig) -> int:
     """Most that a file of these settings takes."""
-    num_samples, width = job.samples.num_samples, code.code_width
-    with torch.device("meta"):
-        weights, num_tensors = packed_bytes(Decoder(config, width), code.weight_bits)
-    if code.step is None:
-        codes, num_tensors = 4 * width * num_samples, num_tensors + 1
-    else:
-        num_blocks = -(-num_samples // code.block_size)
-        codes = math.ceil(num_samples * width * lowbit.coded_bits(code.step) / 8)
-        codes += BLOCK_BYTES * num_blocks + width + CODE_TABLE
-        num_tensors += 7
-    edges = 8 * config.channels
-    return codes + weights + edges + overhead_bytes(job, num_tensors + 2, settings_of(config, code))
+    return file_bytes(job, stored_tensors(job.samples.num_samples, config), asdict(config))
 
 
 def for_budget(job: Job, budget: int) -> dict[str, Any]:
@@ -93,15 +80,16 @@ def for_budget(job: Job, budget: int) -> dict[str, Any]:
     network |= {name: value for name, value in job.settings.items() if name not in CODE_NAMES}
     least, most = (given["code_width"],) * 2 if "code_width" in given else (LEAST_WIDTH, most_useful(shape))
 
-    def decoder(steps: int) -> NetworkConfig:
+    def decoder(steps: int) -> DecoderConfig:
         return decoder_sizes(shape, steps, network)
 
-    def code(bits: int, width: int) -> CodeConfig:
+    def config(bits: int, steps: int, width: int) -> AutoencoderConfig:
         code_bits, weight_bits = BITS[bits]
-        return from_dict(CodeConfig, {"code_bits": code_bits, "weight_bits": weight_bits, **given, "code_width": width})
+        code = {"code_bits": code_bits, "weight_bits": weight_bits, **given, "code_width": width}
+        return from_dict(AutoencoderConfig, asdict(decoder(steps)) | code)
 
     def size(bits: int, steps: int, width: int) -> int:
-        return size_bytes(job, decoder(steps), code(bits, width))
+        return size_bytes(job, config(bits, steps, width))
 
     def within(steps: int, width: int) -> int:
         """As much of a code's width as the first layer has: it throws away what it is too narrow for."""
@@ -126,4 +114,4 @@ def for_budget(job: Job, budget: int) -> dict[str, Any]:
     smallest = size(bits, 0, least)
     width = widest(0, smallest + CODE_SHARE * (budget - smallest))
     steps = largest(lambda steps: size(bits, steps, within(steps, width)) <= budget, 0, most_steps)
-    return settings_of(decoder(steps), code(bits, widest(steps, budget)))
+    return asdict(config(bits, steps, widest(steps, budget)))

@@ -7,8 +7,7 @@ Decoder <-> pack, unpack <-> the tensors of a file
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields, replace
 
 import torch
 import torch.nn.functional as F
@@ -18,22 +17,27 @@ from torch.func import functional_call
 from krnet.coding import weights as lowbit
 from krnet.coding.entropy import MAX_ALPHABET
 from krnet.coding.matrix import MAX_BLOCK, CodedConfig
-from krnet.coding.weights import Rounding, rounded, step_for
+from krnet.coding.weights import Rounding, coded_bits, rounded, rounding_plan, step_for
 from krnet.config import check_int, check_range
 from krnet.io.archive import TensorStore
 from krnet.nn.layers import NEGATIVE_SLOPE, norm_act
-from krnet.nn.paper_config import NetworkConfig
+from krnet.nn.paper_config import DecoderConfig
 from krnet.nn.paper_net import Affine, BasicBlock, Decoder, DeconvModule, FCModule, convolution, norm
-from krnet.recorders.fit import NET, rounding_plan
+from krnet.recorders.base import Stored
+from krnet.recorders.basis import stored_edges, stored_matrix
+from krnet.recorders.fit import NET, stored_packed, stored_weights
 
 FLOAT_BITS = 32
 WEIGHT_TYPES: dict[float, torch.dtype] = {32: torch.float32, 16: torch.float16}
 MAX_WIDTH = 2**16
+CODES = "codes"
+BLOCK_BYTES = 5  # that a block of codes takes beside its symbols
+CODE_TABLE = 1000  # bytes of their entropy tables, at most; codes have more where they pay
 
 
 @dataclass(frozen=True, kw_only=True)
-class CodeConfig:
-    """What the file holds beside the sizes of the decoder."""
+class AutoencoderConfig(DecoderConfig):
+    """The decoder, and the codes that it reads."""
 
     code_width: int
     """Numbers in the code of a sample; 1,024 as in the paper, or as many as a sample has values if those are fewer."""
@@ -45,6 +49,7 @@ class CodeConfig:
     """Samples whose codes of few bits are coded together: to read one is to read them all."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_int("code_width", self.code_width, 1, MAX_WIDTH)
         for name, floats in (("code_bits", (FLOAT_BITS,)), ("weight_bits", tuple(WEIGHT_TYPES))):
             if getattr(self, name) not in floats:
@@ -62,14 +67,7 @@ class CodeConfig:
         return CodedConfig(step=1.0, dead_zone=0.5, centroid=0.0, block_size=self.block_size)
 
 
-GEOMETRY = frozenset({"channels", "height", "width", "vector"})
-# Of NetworkConfig: what the decoder goes by.
-NETWORK_NAMES = GEOMETRY | {"d0", "c0", "c1", "stride", "conv_before", "conv_after", "last_norm"}
-CODE_NAMES = frozenset(f.name for f in fields(CodeConfig))
-
-
-def settings_of(config: NetworkConfig, code: CodeConfig) -> dict[str, Any]:
-    return {name: value for name, value in asdict(config).items() if name in NETWORK_NAMES} | asdict(code)
+CODE_NAMES = frozenset(f.name for f in fields(AutoencoderConfig)) - {f.name for f in fields(DecoderConfig)}
 
 
 class Encoder(nn.Module):
@@ -78,7 +76,7 @@ class Encoder(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, config: NetworkConfig, code_width: int, mean: Tensor, std: Tensor):
+    def __init__(self, config: AutoencoderConfig, mean: Tensor, std: Tensor):
         """mean, std (channels,): of the normalised features."""
         super().__init__()
         c0, c1, c = config.c0, config.c1, config.channels
@@ -102,7 +100,7 @@ class Encoder(nn.Module):
             self.conv = DeconvModule(nn.Conv2d(c1, c0, 5, config.stride, padding=2, bias=False), norm(c0))
             self.before = nn.Sequential(*[BasicBlock(c0, before) for _ in range(4)])
         self.fc1 = FCModule(d1, config.d0)
-        self.fc0 = nn.Linear(config.d0, code_width, bias=False)
+        self.fc0 = nn.Linear(config.d0, config.code_width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """x normalised (B, c, h, w) -> codes (B, code_width)"""
@@ -127,16 +125,16 @@ def rounding_of(decoder: Decoder, bits: float) -> dict[str, Rounding]:
 
 
 class Autoencoder(nn.Module):
-    def __init__(self, config: NetworkConfig, code: CodeConfig, mean: Tensor, std: Tensor):
+    def __init__(self, config: AutoencoderConfig, mean: Tensor, std: Tensor):
         super().__init__()
-        self.decoder = Decoder(config, code.code_width)
+        self.decoder = Decoder(config, config.code_width)
         self.decoder.output.start_from(mean, std)
-        self.encoder = Encoder(config, code.code_width, mean, std)
-        self.code, self.rounding = code, rounding_of(self.decoder, code.weight_bits)
+        self.encoder = Encoder(config, mean, std)
+        self.config, self.rounding = config, rounding_of(self.decoder, config.weight_bits)
 
     def codes(self, x: Tensor) -> Tensor:
         """Normalised features (B, c, h, w) -> codes (B, code_width), not yet rounded."""
-        found, step = self.encoder(x), self.code.step
+        found, step = self.encoder(x), self.config.step
         if step is None:
             return found
         most = (MAX_ALPHABET // 2 - 1) * step  # that the coder's tables take: a long code may lie in one number
@@ -145,8 +143,8 @@ class Autoencoder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The features as the file will give them back."""
         codes = self.codes(x)
-        if self.code.step is not None:
-            codes = codes + ((codes / self.code.step).round() * self.code.step - codes).detach()
+        if self.config.step is not None:
+            codes = codes + ((codes / self.config.step).round() * self.config.step - codes).detach()
         if not self.rounding:
             return self.decoder(codes)
         return functional_call(self.decoder, rounded(dict(self.decoder.named_parameters()), self.rounding), (codes,))
@@ -171,9 +169,25 @@ def unpack(store: TensorStore, decoder: Decoder, bits: float) -> dict[str, Tenso
     return lowbit.unpack(store, NET, shapes, rounding_of(decoder, bits))
 
 
-def packed_bytes(decoder: Decoder, bits: float) -> tuple[int, int]:
-    """Bytes that `pack` makes, at most, and in how many tensors."""
-    shapes = {name: tuple(p.shape) for name, p in decoder.named_parameters()}
-    if bits in WEIGHT_TYPES:
-        return sum(map(math.prod, shapes.values())) * int(bits) // 8, len(shapes)
-    return lowbit.packed_bytes(shapes, rounding_of(decoder, bits)), lowbit.NUM_TENSORS
+def stored_tensors(num_samples: int, config: AutoencoderConfig) -> dict[str, Stored]:
+    with torch.device("meta"):
+        decoder = Decoder(config, config.code_width)
+    dtype = WEIGHT_TYPES.get(config.weight_bits)
+    weights = (
+        stored_weights(NET, decoder, dtype)
+        if dtype
+        else stored_packed(NET, decoder, rounding_of(decoder, config.weight_bits))
+    )
+    return {**stored_edges((config.channels,)), **weights, **stored_codes(num_samples, config)}
+
+
+def stored_codes(num_samples: int, config: AutoencoderConfig) -> dict[str, Stored]:
+    width = config.code_width
+    if config.step is None:
+        return {CODES: Stored((num_samples, width), torch.float32)}
+    num_blocks = -(-num_samples // config.block_size)
+    most = math.ceil(num_samples * width * coded_bits(config.step) / 8)
+    most += BLOCK_BYTES * num_blocks + width + CODE_TABLE
+    found = stored_matrix(f"{CODES}.", num_samples, width, config.block_size, most_bytes=most)
+    # The bound covers all of them.
+    return {name: replace(tensor, shape=None) for name, tensor in found.items()}

@@ -13,7 +13,8 @@ most, and its numbers share them out by how much they vary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields
 from typing import Any
 
 import torch
@@ -21,32 +22,30 @@ from torch import Tensor
 
 from krnet.coding.entropy import RESTORE
 from krnet.coding.matrix import CodedNumbers, Numbers, Reader, encode, survey
-from krnet.config import from_dict, unknown_setting
+from krnet.config import from_dict
 from krnet.device import exact_math
 from krnet.errors import InputError, NotARecordingError, OversizedRecordingError, SettingError
 from krnet.features.samples import Samples
 from krnet.io.archive import TensorStore
-from krnet.nn.paper_config import NetworkConfig
+from krnet.nn.paper_config import GEOMETRY, DecoderConfig
 from krnet.nn.paper_net import Decoder
 from krnet.nn.sizing import map_shape, preset_config, sizes_for
 from krnet.recorders.autoencoder import budget as budgets
 from krnet.recorders.autoencoder.budget import most_useful
 from krnet.recorders.autoencoder.network import (
     CODE_NAMES,
-    GEOMETRY,
-    NETWORK_NAMES,
+    CODES,
     Autoencoder,
-    CodeConfig,
+    AutoencoderConfig,
     pack,
-    settings_of,
+    stored_tensors,
     unpack,
 )
-from krnet.recorders.base import Content, Job, Recorder, register
+from krnet.recorders.base import Content, Job, Recorder, Stored, register
 from krnet.recorders.fit import NetworkFit, NetworkReplayer, run_fit
 from krnet.recorders.maps import normalised
 from krnet.train.loop import Outcome
 
-CODES = "codes"
 PAPER_WIDTH = 1024
 ENCODED_BYTES = 64 << 20  # of the encoder's widest map, while the codes of all samples are found
 
@@ -54,12 +53,10 @@ ENCODED_BYTES = 64 << 20  # of the encoder's widest map, while the codes of all 
 class AutoencoderFit(NetworkFit):
     net: Autoencoder
 
-    def __init__(self, job: Job, config: NetworkConfig, code: CodeConfig):
-        self.config, self.code = config, code
+    def __init__(self, job: Job, config: AutoencoderConfig):
+        self.config = config
         stats = job.stats
-        super().__init__(
-            job, lambda: Autoencoder(config, code, stats.normalised_mean.float(), stats.normalised_std.float())
-        )
+        super().__init__(job, lambda: Autoencoder(config, stats.normalised_mean.float(), stats.normalised_std.float()))
 
     def outputs(self, ids: Tensor, target: Tensor) -> Tensor:
         return self.net(self._maps(target))
@@ -71,8 +68,8 @@ class AutoencoderFit(NetworkFit):
     @torch.inference_mode()
     def codes(self) -> Tensor:
         """Of all samples, on the CPU: floats, or symbols."""
-        step = self.code.step
-        size = self.job.samples.num_samples, self.code.code_width
+        step = self.config.step
+        size = self.job.samples.num_samples, self.config.code_width
         found = torch.empty(size, dtype=torch.float32 if step is None else torch.int16)
         widest = max(math.prod(self.net.decoder.start_shape), self.config.c1 * self.config.height * self.config.width)
         with exact_math():
@@ -83,82 +80,77 @@ class AutoencoderFit(NetworkFit):
 
     def content(self, outcome: Outcome) -> Content:
         codes = self.codes()
-        if self.code.step is None:
+        if self.config.step is None:
             tensors = {CODES: codes}
         else:
             numbers = Numbers(lambda rows: codes[rows].float(), *codes.shape)
-            tensors = encode(numbers, self.code.coding, survey(numbers, self.code.coding)).tensors(f"{CODES}.")
+            tensors = encode(numbers, self.config.coding, survey(numbers, self.config.coding)).tensors(f"{CODES}.")
         return Content(
             tensors={
                 **tensors,
-                **pack(self.net.decoder, self.code.weight_bits),
+                **pack(self.net.decoder, self.config.weight_bits),
                 "low": self.job.stats.low,
                 "high": self.job.stats.high,
             },
-            settings=settings_of(self.config, self.code),
+            settings=asdict(self.config),
             iterations=outcome.iterations,
             seconds=outcome.seconds,
             stopped_by=outcome.reason,
         )
 
 
-def stored_codes(
-    store: TensorStore, code: CodeConfig, num_samples: int, device: torch.device
+def read_codes(
+    store: TensorStore, config: AutoencoderConfig, num_samples: int, device: torch.device
 ) -> Callable[[Tensor], Tensor]:
     """ids (n,) on the CPU -> codes (n, code_width) on the device."""
-    width = code.code_width
-    step = code.step
+    width = config.code_width
+    step = config.step
     if step is None:
         floats = store.tensor(CODES, shape=(num_samples, width), dtype=torch.float32)
         return lambda ids: floats[ids].to(device)
-    coded = CodedNumbers.load(store, f"{CODES}.", num_samples, width, code.block_size)
-    reader = Reader(coded, code.coding, device)
+    coded = CodedNumbers.load(store, f"{CODES}.", num_samples, width, config.block_size)
+    reader = Reader(coded, config.coding, device)
     return lambda ids: reader.read(ids) * step
 
 
 @register
 class AutoencoderRecorder(Recorder):
     name = "autoencoder"
-    takes_head = True
-    # The geometry follows from the features and is not the caller's to set.
-    setting_names = (NETWORK_NAMES | CODE_NAMES) - GEOMETRY
+    config_class = AutoencoderConfig
+    derived = GEOMETRY
+    inputs = frozenset({"preset", "head"})
+    trains = True
 
-    def config(self, job: Job) -> tuple[NetworkConfig, CodeConfig]:
+    def config(self, job: Job) -> AutoencoderConfig:
         shape = job.source.shape
         network = {name: value for name, value in job.settings.items() if name not in CODE_NAMES}
         if job.preset is not None:
-            config = preset_config(shape, job.preset, **network)
+            sizes = preset_config(shape, job.preset, **network)
         else:
             # Without the last norm Adam's steps, as large as the paper's, push the output below zero.
             network = {"last_norm": job.fit.schedule == "paper", **network}
-            config = sizes_for(shape, job.samples.class_counts(), **network)
-        given = {name: value for name, value in job.settings.items() if name in CODE_NAMES}
-        code = from_dict(CodeConfig, {"code_width": min(PAPER_WIDTH, most_useful(shape)), **given})
-        return config, code
+            sizes = sizes_for(shape, job.samples.class_counts(), **network)
+        decoder = {field.name: getattr(sizes, field.name) for field in fields(DecoderConfig)}
+        code = {name: value for name, value in job.settings.items() if name in CODE_NAMES}
+        return from_dict(AutoencoderConfig, {"code_width": min(PAPER_WIDTH, most_useful(shape)), **decoder, **code})
 
     def fit(self, job: Job) -> Content:
-        if job.start is not None:
-            raise InputError(
-                "start is given, and recorder autoencoder learns every code anew; leave start out, or take krnet"
-            )
-        config, code = self.config(job)
-        return run_fit(self, AutoencoderFit(job, config, code), settings_of(config, code))
+        config = self.config(job)
+        return run_fit(self, AutoencoderFit(job, config), asdict(config))
 
     def for_budget(self, job: Job, budget: int) -> dict[str, Any]:
         found = budgets.for_budget(job, budget)
         return {name: value for name, value in found.items() if name in self.setting_names}
+
+    def stored(self, shape: Sequence[int], num_samples: int, settings: Mapping[str, Any]) -> dict[str, Stored]:
+        return stored_tensors(num_samples, from_dict(AutoencoderConfig, settings))
 
     def replay(
         self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device
     ) -> NetworkReplayer:
         """Sizes are checked against the tensors in the file before anything is allocated for them."""
         try:
-            code = from_dict(CodeConfig, {k: v for k, v in settings.items() if k in CODE_NAMES})
-            rest = {k: v for k, v in settings.items() if k not in CODE_NAMES}
-            for name in rest:
-                if name not in NETWORK_NAMES:
-                    raise unknown_setting(name, NETWORK_NAMES)
-            config = from_dict(NetworkConfig, rest)
+            config = from_dict(AutoencoderConfig, settings)
             geometry = (config.channels, config.height, config.width), config.vector
             if geometry != (map_shape(samples.shape), len(samples.shape) <= 1):
                 raise SettingError(f"a network for other features than the file's {samples.shape}")
@@ -166,13 +158,13 @@ class AutoencoderRecorder(Recorder):
             raise NotARecordingError(f"settings of recorder autoencoder refused: {error}. {RESTORE}") from error
         try:
             with torch.device("meta"):
-                decoder = Decoder(config, code.code_width)
+                decoder = Decoder(config, config.code_width)
         except (RuntimeError, TypeError) as error:  # sizes whose product overflows
             raise OversizedRecordingError(f"a network of no possible size: {error}. Record again") from error
-        decoder.load_state_dict(unpack(store, decoder, code.weight_bits), assign=True)
+        decoder.load_state_dict(unpack(store, decoder, config.weight_bits), assign=True)
         if device.type == "cpu":  # in which depthwise convolutions are quicker there
             decoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         low, high = (store.tensor(name, shape=(config.channels,), dtype=torch.float32) for name in ("low", "high"))
-        codes = stored_codes(store, code, samples.num_samples, device)
+        codes = read_codes(store, config, samples.num_samples, device)
         widest = math.prod(decoder.start_shape)
         return NetworkReplayer(decoder, codes, widest, samples, low, high, device)

@@ -24,13 +24,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from krnet.coding.matrix import CodedConfig, Numbers, encode, survey
-from krnet.coding.weights import StraightThrough, pack, rounded
+from krnet.coding.weights import StraightThrough, pack, rounded, rounding_plan
 from krnet.device import exact_math
 from krnet.recorders.axes import AXES, EXACT, FINEST, Axes, principal_axes
 from krnet.recorders.base import Content, Job
 from krnet.recorders.compact.codes import ALMOST, CodesFit, fixed_bytes, laplace_bits, with_codes
 from krnet.recorders.compact.network import WHOLE, CompactConfig, CompactNet
-from krnet.recorders.fit import NET, rounding_plan
+from krnet.recorders.fit import NET
 from krnet.recorders.maps import coordinates, learned_once
 from krnet.train.loop import Outcome
 

@@ -15,15 +15,13 @@ from torch import Tensor
 
 from krnet.coding.matrix import CODED_TENSORS, CodedConfig, CodedNumbers, Numbers, encode, survey
 from krnet.coding.search import largest
-from krnet.coding.weights import NUM_TENSORS, packed_bytes
-from krnet.nn.sizing import map_shape
-from krnet.recorders.base import Content, Job, overhead_bytes
-from krnet.recorders.compact.network import CODES, CompactConfig, CompactNet
-from krnet.recorders.fit import NetworkFit, rounding_plan
+from krnet.recorders.axes import AXES
+from krnet.recorders.base import Content, Job, overhead_bytes, tensor_bytes
+from krnet.recorders.compact.network import CODES, CompactConfig, CompactNet, stored_tensors
+from krnet.recorders.fit import NET, NetworkFit
 from krnet.train.loop import Outcome
 
-CODES_TENSORS = len(CODED_TENSORS) + 3  # and unit, low and high
-AXES_TENSORS = len(CODED_TENSORS) + 2  # and mean and scale
+EMPTY_BYTES = 4  # of the coder, where there is no network
 CODE_RATE = 0.5  # of a Newton step
 ALMOST = 0.985  # of the bytes that codes and axes may take: what the step aims at
 SPEED = 0.2  # by which the step follows the bits, at each update
@@ -140,20 +138,14 @@ def with_codes(
 
 def network_bytes(shape: tuple[int, ...], config: CompactConfig) -> int:
     """Most that the network takes which repairs maps."""
-    with torch.device("meta"):
-        refine = CompactNet(shape, config).refine
-    shapes = {name: tuple(p.shape) for name, p in refine.named_parameters()}
-    return packed_bytes(shapes, rounding_plan(refine, config.bits))
-
-
-def num_tensors(config: CompactConfig) -> int:
-    """That a file has beside labels and the like."""
-    return CODES_TENSORS + (AXES_TENSORS if config.components else 0) + (NUM_TENSORS if config.c1 else 0)
+    stored = stored_tensors(shape, 1, config)
+    return sum(tensor.most_bytes or 0 for name, tensor in stored.items() if name.startswith(NET)) or EMPTY_BYTES
 
 
 def fixed_bytes(job: Job, config: CompactConfig) -> int:
     """About how large a file is without what codes and axes take."""
-    found = network_bytes(job.source.shape, config) + 8 * map_shape(job.source.shape)[0]
-    if config.components:  # mean and scale
-        found += 2 * math.prod(job.source.shape) + 4 * config.components
-    return found + overhead_bytes(job, num_tensors(config), asdict(config))
+    stored = stored_tensors(job.source.shape, len(job.source), config)
+    fixed = {name: tensor for name, tensor in stored.items() if not name.startswith((CODES, AXES, NET))}
+    # Scales are counted as float32, which is a margin of two bytes an axis.
+    found = network_bytes(job.source.shape, config) + tensor_bytes(fixed) + 2 * config.components
+    return found + overhead_bytes(job, len(stored), asdict(config))

@@ -16,16 +16,23 @@ import torch
 from torch import Tensor
 
 from krnet.coding.matrix import CODED_TENSORS, CodedConfig, Numbers, survey
-from krnet.coding.weights import PACKED_TENSORS, StraightThrough
+from krnet.coding.weights import StraightThrough
 from krnet.config import from_dict
 from krnet.device import exact_math
-from krnet.errors import InputError
-from krnet.recorders.axes import AXES, least_squares
+from krnet.recorders.axes import least_squares
 from krnet.recorders.base import Content, Earlier, Job, Recorder, overhead_bytes
-from krnet.recorders.compact.codes import ALMOST, CodesFit, num_tensors, with_codes
-from krnet.recorders.compact.network import CODES, CompactConfig, read_codes, read_config, read_network, zero_map
+from krnet.recorders.compact.codes import ALMOST, CodesFit, with_codes
+from krnet.recorders.compact.network import (
+    CODES,
+    CompactConfig,
+    read_codes,
+    read_config,
+    read_network,
+    stored_tensors,
+    zero_map,
+)
 from krnet.recorders.compact.values_fit import DEAD_ZONE, thinned, values
-from krnet.recorders.fit import NET, run_fit
+from krnet.recorders.fit import run_fit
 from krnet.recorders.growth import keep_settings, rest
 from krnet.recorders.maps import coordinates
 from krnet.train.loop import Outcome
@@ -54,9 +61,10 @@ class GrownFit(CodesFit):
     def _wanted(self) -> Tensor | None:
         if self.config.most_bytes is None:
             return None
+        stored = stored_tensors(self.whole.source.shape, len(self.whole.source), self.config)
         before = sum(tensor.nbytes for tensor in network(self.start, self.config).values())
         before += sum(self.start.tensor(f"{CODES}{name}").nbytes for name in CODED_TENSORS)
-        before += overhead_bytes(self.whole, num_tensors(self.config), asdict(self.config))
+        before += overhead_bytes(self.whole, len(stored), asdict(self.config))
         found = survey(Numbers.of(self.codes), self.config.coding)
         share = max(self.config.most_bytes - before, 1) / found.size_bytes
         return super().bits(self.codes) * min(ALMOST * share, 1.0)
@@ -100,10 +108,8 @@ class GrownFit(CodesFit):
 
 def network(start: Earlier, config: CompactConfig) -> dict[str, Tensor]:
     """All that the earlier file has beside its codes."""
-    names = ["unit", "low", "high"]
-    names += ["mean", "scale", *(f"{AXES}{name}" for name in CODED_TENSORS)] if config.components else []
-    names += [f"{NET}{name}" for name in PACKED_TENSORS] if config.c1 else []
-    return {name: start.tensor(name) for name in names}
+    stored = stored_tensors(start.shape, len(start), config)
+    return {name: start.tensor(name) for name in stored if not name.startswith(CODES)}
 
 
 def grow_values(job: Job, config: CompactConfig, whole: Job) -> Content:
@@ -122,10 +128,7 @@ def grow_values(job: Job, config: CompactConfig, whole: Job) -> Content:
 
 def grow(recorder: Recorder, job: Job) -> Content:
     assert job.start is not None, "nothing to grow from"
-    others, path = rest(job, recorder.name), job.start.path
-    for name, given in (("preset", job.preset), ("target_r2", job.fit.target_r2)):
-        if given is not None:
-            raise InputError(f"{path}: a compact network, which grows as it is, and {name} is given. Leave {name} out")
+    others = rest(job, recorder.name)
     config = read_config(job.start.settings)
     free = {"dead_zone": 0.5 if config.components else DEAD_ZONE, "most_bytes": None}
     keep_settings(job, config, tuple(free))

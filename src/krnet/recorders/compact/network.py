@@ -8,7 +8,7 @@ Few samples cannot pay for axes. Then there are none: a code is the map itself, 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +18,15 @@ from torch import Tensor, nn
 
 from krnet.coding.entropy import RESTORE
 from krnet.coding.matrix import MAX_BLOCK, CodedConfig, CodedNumbers, Reader
-from krnet.coding.weights import unpack
+from krnet.coding.weights import rounding_plan, unpack
 from krnet.config import check_choice, check_int, check_range, from_dict
 from krnet.errors import InputError, NotARecordingError
 from krnet.io.archive import TensorStore
 from krnet.nn.sizing import map_shape
-from krnet.recorders.axes import load_axes
-from krnet.recorders.fit import NET, rounding_plan
+from krnet.recorders.axes import AXES, load_axes
+from krnet.recorders.base import Stored
+from krnet.recorders.basis import stored_edges, stored_matrix
+from krnet.recorders.fit import NET, stored_packed
 
 CODES = "codes."
 WHOLE = CodedConfig(step=1.0, centroid=0.0, block_size=MAX_BLOCK)  # the scaled axes: read back as whole numbers
@@ -129,6 +131,20 @@ class CompactNet(nn.Module):
         if isinstance(self.refine, Refine):
             found = maps + self.unit * self.refine(maps / self.unit)
         return F.leaky_relu(found, SLOPE) if torch.is_grad_enabled() else found.clamp(0, 1)
+
+
+def stored_tensors(shape: Sequence[int], num_samples: int, config: CompactConfig) -> dict[str, Stored]:
+    num_values, num_kept = math.prod(shape), config.components
+    found = {**stored_edges(shape), "unit": Stored((), torch.float32)}
+    found |= stored_matrix(CODES, num_samples, num_kept or num_values, config.block_size)
+    if num_kept:
+        found |= {"mean": Stored((num_values,), torch.float16), "scale": Stored((num_kept,), torch.float16)}
+        found |= stored_matrix(AXES, num_values, num_kept, MAX_BLOCK, num_decoded=num_values * num_kept)
+    if config.c1:
+        with torch.device("meta"):
+            refine = CompactNet(tuple(shape), config).refine
+        found |= stored_packed(NET, refine, rounding_plan(refine, config.bits))
+    return found
 
 
 def zero_map(shape: tuple[int, ...], low: Tensor, high: Tensor) -> Tensor:

@@ -19,12 +19,12 @@ from torch.func import functional_call
 
 from krnet.coding.matrix import CENTROID, CodedConfig, Numbers, survey
 from krnet.coding.search import largest
-from krnet.coding.weights import pack, rounded
+from krnet.coding.weights import pack, rounded, rounding_plan
 from krnet.recorders.axes import FINEST
-from krnet.recorders.base import Content, Job, overhead_bytes
-from krnet.recorders.compact.codes import ALMOST, SETTLED, CodesFit, fixed_bytes, num_tensors, with_codes
-from krnet.recorders.compact.network import CompactConfig, CompactNet, zero_map
-from krnet.recorders.fit import NET, rounding_plan
+from krnet.recorders.base import Content, Job, Stored, overhead_bytes
+from krnet.recorders.compact.codes import ALMOST, SETTLED, CodesFit, fixed_bytes, with_codes
+from krnet.recorders.compact.network import CompactConfig, CompactNet, stored_tensors, zero_map
+from krnet.recorders.fit import NET
 from krnet.recorders.maps import normalised_chunks
 from krnet.train.loop import Outcome
 
@@ -66,6 +66,9 @@ class ValuesFit(CodesFit):
         net.unit.fill_(max(math.sqrt(self.job.stats.variance), 1e-6))
         self.plan = rounding_plan(net.refine, self.config.bits)
         return net
+
+    def stored(self, config: CompactConfig) -> dict[str, Stored]:
+        return stored_tensors(self.job.source.shape, len(self.job.source), config)
 
     def step(self, iteration: int, progress: float) -> Tensor:
         if iteration % LOOKED == 0:
@@ -126,7 +129,7 @@ class ValuesFit(CodesFit):
         config = replace(self.config, step=float(self.step_size))
         if config.most_bytes is not None:
             free = config.most_bytes - sum(t.nbytes for t in tensors.values())
-            free -= overhead_bytes(self.job, num_tensors(config), asdict(config))
+            free -= overhead_bytes(self.job, len(self.stored(config)), asdict(config))
 
             def finer(n: int) -> CompactConfig:
                 return replace(config, step=max(config.step / FINER**n, self.least_step))

@@ -21,8 +21,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -36,7 +36,8 @@ from krnet.errors import InputError, NotARecordingError
 from krnet.features.samples import Samples
 from krnet.features.stats import normalise
 from krnet.io.archive import TensorStore
-from krnet.recorders.base import Content, Earlier, Job, Recorder, Replayer, overhead_bytes, register
+from krnet.recorders.base import Content, Earlier, Job, Recorder, Replayer, Stored, overhead_bytes, register
+from krnet.recorders.basis import stored_edges
 from krnet.recorders.images.codec import (
     CODECS,
     LOSSLESS,
@@ -53,7 +54,6 @@ from krnet.recorders.images.codec import (
 CHECKED = 64  # samples that show whether trunk, images and features belong together
 SAME_R2 = 0.99  # of those: features that were made in 16 bits pass, those of another trunk do not
 TRIED = 256  # images from which sizes and errors are guessed
-NUM_TENSORS = 5
 OPEN_WITH = (
     "Open it with krnet.open(path, trunk=MODULE), or --trunk on the command line: the module that its features were "
     "made with"
@@ -94,12 +94,13 @@ class Network:
         return torch.cat(found) if found else torch.empty(0, *self.shape, device=self.device)
 
 
-def check_trunk(trunk: Any) -> None:
+def check_trunk(trunk: Any) -> nn.Module:
     if not isinstance(trunk, nn.Module):
         raise InputError(
             f"trunk is {'missing' if trunk is None else f'of type {type(trunk).__name__}'}; recorder images needs the "
             f"module that made the features from the images: give trunk=MODULE, or --trunk on the command line"
         )
+    return trunk
 
 
 # ------------------------------------------------------------------ the recorder
@@ -133,9 +134,10 @@ class ImagesReplayer(Replayer):
 @register
 class ImagesRecorder(Recorder):
     name = "images"
-    setting_names = frozenset({f.name for f in fields(ImagesConfig)} | {"images", "trunk"})
-    needs_only_features = False
-    takes_trunk = True
+    config_class = ImagesConfig
+    inputs = frozenset({"images", "trunk", "start"})
+    required = frozenset({"images", "trunk"})
+    replay_inputs = frozenset({"trunk"})
 
     def fit(self, job: Job) -> Content:
         given = Given.of(job)
@@ -144,7 +146,6 @@ class ImagesRecorder(Recorder):
         check_belonging(job, images, given.network(job))
         encoded = Encoded.of(images.encode(torch.arange(len(images)), config), config, images.shape)
         tensors = {"low": job.stats.low, "high": job.stats.high, **encoded.tensors()}
-        assert len(tensors) == NUM_TENSORS, f"{len(tensors)} tensors"
         settings = {**asdict(config), "image_shape": images.shape, "trunk": fingerprint(given.trunk)}
         return Content(tensors=tensors, settings=settings, seconds=time.perf_counter() - started)
 
@@ -158,7 +159,11 @@ class ImagesRecorder(Recorder):
         network = given.network(job)
         ids = some_of(len(images), TRIED)
         expected = normalise(job.source.read(ids).to(job.device), job.stats.low, job.stats.high)
-        fixed = overhead_bytes(job, NUM_TENSORS, asdict(given.config)) + 200 + 8 * len(job.stats.low)
+        fixed = (
+            overhead_bytes(job, len(self.stored(job.source.shape, len(images), {})), asdict(given.config))
+            + 200
+            + 8 * len(job.stats.low)
+        )
 
         @cache
         def encoded(config: ImagesConfig) -> list[bytes]:
@@ -196,6 +201,10 @@ class ImagesRecorder(Recorder):
                         return searched_settings(config)
         return searched_settings(min(tried, key=size))
 
+    def stored(self, shape: Sequence[int], num_samples: int, settings: Mapping[str, Any]) -> dict[str, Stored]:
+        contents = {"lengths": Stored((num_samples,)), "stream": Stored(), "start": Stored()}
+        return {**stored_edges(shape), **contents}
+
     def replay(
         self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device
     ) -> ImagesReplayer:
@@ -216,14 +225,8 @@ class Given:
 
     @classmethod
     def of(cls, job: Job) -> Given:
-        for option, given in (("preset", job.preset), ("head", job.head)):
-            if given is not None:
-                raise InputError(f"{option} is given, and recorder images fits nothing that could use it; leave it out")
-        own = dict(job.settings)
-        images, trunk = own.pop("images", None), own.pop("trunk", None)
-        config = from_dict(ImagesConfig, own)
-        check_trunk(trunk)
-        found = cls(Originals(open_images(images)), trunk, config)
+        config, trunk = from_dict(ImagesConfig, job.settings), check_trunk(job.trunk)
+        found = cls(Originals(open_images(job.images)), trunk, config)
         config.check_channels(found.images.shape[0])
         if job.start is not None:
             found = found.after(job.start, job)

@@ -31,13 +31,11 @@ def earlier_config(
     shape: tuple[int, ...], start: Earlier, preset: str | None, settings: Mapping[str, Any]
 ) -> NetworkConfig:
     """The earlier network's sizes; preset and settings may repeat them and not change them."""
-    if start.recorder != "krnet" or start.shape != shape:
+    if start.recorder != "paper" or start.shape != shape:
         raise InputError(
             f"{start.path}: a recording of {start.shape} by {start.recorder}; these features are {shape} and need one "
-            f"of the same shape by krnet to start from"
+            f"of the same shape by paper to start from"
         )
-    if start.settings.get("network") == "compact":
-        raise InputError(f"{start.path}: a compact network, from which none can start; record without start")
     config = from_dict(NetworkConfig, {name: value for name, value in start.settings.items() if name != "groups"})
     if preset is not None and preset_config(shape, preset, **settings) != config:
         raise InputError(f"{start.path}: is not of preset {preset!r}; a network that starts from it has its sizes")

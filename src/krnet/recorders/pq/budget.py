@@ -19,9 +19,9 @@ from krnet.coding.entropy import MAX_TABLES
 from krnet.coding.matrix import evenly
 from krnet.coding.search import search
 from krnet.config import from_dict
-from krnet.recorders.base import Job, planned_overhead
+from krnet.recorders.base import Job
 from krnet.recorders.pq.books import PQConfig, Trainer, kept_for, resolved
-from krnet.recorders.pq.codes import NUM_TENSORS, make_plan, whole_plan
+from krnet.recorders.pq.codes import make_plan, overhead, whole_plan
 
 TRIED_POSITIONS, TRIED_PER_ENTRY, TRIED_ROUNDS = 16384, 16, 6  # when looking for the best parts and bits
 TRIED_TURNS = 2
@@ -148,7 +148,7 @@ def likely_bytes(job: Job, target_r2: float) -> tuple[float, float] | None:
         if error <= wanted:
             share = 0.0 if before is None else math.log(before[1] / wanted) / math.log(before[1] / max(error, 1e-12))
             smaller = size if before is None else before[0]
-            return smaller * (size / smaller) ** share, planned_overhead(job, NUM_TENSORS, {})
+            return smaller * (size / smaller) ** share, overhead(job, given, {})
         before = size, error
     return None
 
@@ -183,7 +183,7 @@ class Try:
 
     def size_bytes(self, job: Job, rate_weight: float) -> float:
         coded, own, _ = self._measure(job, rate_weight)
-        return coded * job.num_planned + own + planned_overhead(job, NUM_TENSORS, {})
+        return coded * job.num_planned + own + overhead(job, self.config, {})
 
     def error(self, job: Job, rate_weight: float) -> float:
         """Squared error of a position."""

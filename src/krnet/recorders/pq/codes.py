@@ -6,7 +6,9 @@ samples -> code: nearest entries, which become centroids of theirs -> make_table
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,12 +17,12 @@ from torch import Tensor
 from krnet.coding.entropy import MAX_TABLES, Tables
 from krnet.coding.kmeans import tally
 from krnet.coding.matrix import CHUNK_BYTES, MAX_BLOCK, CodedConfig, CodedNumbers, Numbers, encode, survey
-from krnet.recorders.base import Job, planned_overhead
+from krnet.recorders.base import Job, Stored, planned_overhead
+from krnet.recorders.basis import stored_edges, stored_matrix
 from krnet.recorders.maps import normalised_chunks
 from krnet.recorders.pq.books import Codebooks, PQConfig, Trainer, kept_for
 
 CODES, ENTRIES = "codes.", "entries."
-NUM_TENSORS = 18
 ROUNDING = 0.005  # share that rounding the entries adds to the error
 CODE = CodedConfig(step=1.0, dead_zone=0.5, centroid=0.0)  # reads codes back as the numbers they are
 
@@ -125,6 +127,26 @@ def code_entries(books: Codebooks, step: float) -> CodedNumbers:
     return encode(numbers, config, survey(numbers, config))
 
 
+def stored_tensors(shape: Sequence[int], num_samples: int, config: PQConfig) -> dict[str, Stored]:
+    shape = tuple(shape or (1,))
+    num_parts, num_positions = config.parts or 1, math.prod(shape[1:])
+    codes = stored_matrix(CODES, num_samples, num_parts * num_positions, config.block_size)
+    del codes[CODES + "centroids"]  # codes are read back as they are
+    return {
+        **stored_edges(shape),
+        "order": Stored(shape[:1], torch.int32),
+        "sizes": Stored((num_parts,), torch.int16),
+        "turn": Stored((shape[0], shape[0]), torch.float16, optional=True),  # where there are rotations
+        **stored_matrix(ENTRIES, 2**config.bits, shape[0], MAX_BLOCK),
+        **codes,
+    }
+
+
+def overhead(job: Job, config: PQConfig, settings: Mapping[str, Any]) -> int:
+    """Of a file grown to all planned samples: what it takes beside its tensors."""
+    return planned_overhead(job, len(stored_tensors(job.source.shape, len(job.source), config)), settings)
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """All that is stored but the codes, which are still to be coded."""
@@ -166,5 +188,5 @@ def make_plan(job: Job, config: PQConfig, trainer: Trainer, ids: Tensor) -> Plan
     fixed += tables.weights.nbytes + tables.first.nbytes + tables.sizes.nbytes + tables.column.nbytes
     # A stream ends at a whole byte, and holds up to four that its symbols do not need.
     num_blocks = -(-job.num_planned // config.block_size)
-    size = fixed + stream_bytes + 6 * num_blocks + planned_overhead(job, NUM_TENSORS, asdict(config))
+    size = fixed + stream_bytes + 6 * num_blocks + overhead(job, config, asdict(config))
     return Plan(config, codes, tables, own, math.ceil(size))

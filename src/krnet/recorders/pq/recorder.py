@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -31,11 +31,11 @@ from krnet.device import exact_math
 from krnet.errors import InputError, NotARecordingError, SettingError
 from krnet.features.samples import Samples
 from krnet.io.archive import TensorStore
-from krnet.recorders.base import Content, Job, Recorder, refuse_network, register
+from krnet.recorders.base import Content, Job, Recorder, Stored, register
 from krnet.recorders.basis import CodedReplayer
 from krnet.recorders.pq.books import MAX_BITS, Codebooks, PQConfig, part_widths, resolved
 from krnet.recorders.pq.budget import likely_bytes, search_settings
-from krnet.recorders.pq.codes import CODE, CODES, ENTRIES, whole_plan
+from krnet.recorders.pq.codes import CODE, CODES, ENTRIES, stored_tensors, whole_plan
 from krnet.recorders.pq.growth import PQGrowth
 
 
@@ -54,12 +54,12 @@ class WithoutCentroids:
 @register
 class PQRecorder(Recorder):
     name = "pq"
-    setting_names = frozenset(f.name for f in fields(PQConfig))
+    config_class = PQConfig
+    inputs = frozenset({"start"})
     fast_is_exact = True
     grows = True
 
     def fit(self, job: Job) -> Content:
-        refuse_network(job, self.name)
         if job.start is not None:
             return PQGrowth(job, self).fit(job.settings)
         config = resolved(job, from_dict(PQConfig, job.settings))
@@ -90,6 +90,9 @@ class PQRecorder(Recorder):
             return None
         with exact_math(), torch.inference_mode():
             return likely_bytes(job, target_r2)
+
+    def stored(self, shape: Sequence[int], num_samples: int, settings: Mapping[str, Any]) -> dict[str, Stored]:
+        return stored_tensors(shape, num_samples, from_dict(PQConfig, settings))
 
     def replay(
         self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device
