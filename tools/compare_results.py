@@ -81,10 +81,13 @@ def comparable(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def runs(a: dict[str, Any], b: dict[str, Any]) -> Iterator[str]:
-    """Two run.json files; the recorder's name in the settings may differ."""
+    """Two run.json files; the recorder's name, and whether its settings are text or a dict, may differ."""
     pair = [comparable(run) for run in (a, b)]
     for run in pair:
         run["settings"] = {name: value for name, value in run["settings"].items() if name != "recorder"}
+        own = run["settings"].get("recorder_settings")
+        if isinstance(own, dict):
+            run["settings"]["recorder_settings"] = ",".join(f"{name}={value}" for name, value in own.items())
     yield from values(*pair)
 
 

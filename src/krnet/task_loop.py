@@ -107,7 +107,7 @@ def learn(
     plan = _plan(method, data, split, settings_of([method], settings or {}, data, preset)[method], seed, device)
     folder = Path(out)
     with working_in(folder):
-        finished = _finished(folder, resume, plan.fingerprint)
+        finished = _finished(folder, resume, plan)
         if finished is not None:
             return finished
         watcher = watcher or Silent()
@@ -158,13 +158,16 @@ def _plan(
     return Plan(learner_class, config, where, fingerprint)
 
 
-def _finished(folder: Path, resume: bool, fingerprint: dict[str, Any]) -> dict[str, Any] | None:
+def _finished(folder: Path, resume: bool, plan: Plan) -> dict[str, Any] | None:
     """The result that a folder holds, if any; a run that is not to be taken up, or is another one, is refused."""
     held = (folder / SETTINGS).exists() or (folder / RUN).exists()
     if held and not resume:
         raise SettingError(f"{folder}: holds a run already. Give --resume to go on with it, or another folder")
     if held:
-        _check_same(folder / SETTINGS, _read_json(folder / SETTINGS), fingerprint)
+        saved = _read_json(folder / SETTINGS)
+        if isinstance(saved.get("settings"), dict):
+            saved["settings"] = plan.config.renewed(saved["settings"])
+        _check_same(folder / SETTINGS, saved, plan.fingerprint)
     return _read_json(folder / RUN) if (folder / RUN).exists() else None
 
 
@@ -354,7 +357,7 @@ def learn_all(
     for m in methods:  # what would be refused is refused now, not after hours of the methods before
         plan = _plan(m, data, split, given[m], seed, options.get("device"))
         with working_in(folder / m), torch.random.fork_rng(devices=[]):
-            if _finished(folder / m, resume, plan.fingerprint) is None:
+            if _finished(folder / m, resume, plan) is None:
                 plan.learner_class(base.Context(data, split, cpu, seed, folder / m), plan.config)
     return [
         learn(m, data, split, out=folder / m, settings=given[m], shared=folder / "shared", **options) for m in methods

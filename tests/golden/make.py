@@ -43,7 +43,7 @@ NUM_SAMPLES = 40
 NUM_EARLIER = 24  # of the recording that a grown one starts from
 REPLAYED = [0, 23, 24, 39]
 NETWORK = {"d0": 8, "c0": 4, "c1": 4, "iterations": 300}
-COMPACT = {"components": 6, "c1": 8, "blocks": 1, "iterations": 30}
+COMPACT = {"step": 0.25, "components": 6, "c1": 8, "blocks": 1, "iterations": 30}
 NO_AXES = {"components": 0, "step": 0.1, "c1": 8, "blocks": 1, "iterations": 30}
 # Recorder, as krnet.record is told, and settings; all are of small.maps.
 OF_MAPS: dict[str, tuple[str, dict[str, Any]]] = {

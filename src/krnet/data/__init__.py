@@ -2,6 +2,6 @@
 
 from krnet.data import protocol
 from krnet.data.dataset import DataSet, Split, channel_stats, from_arrays
-from krnet.data.registry import load
+from krnet.data.registry import load, register
 
-__all__ = ["DataSet", "Split", "channel_stats", "from_arrays", "load", "protocol"]
+__all__ = ["DataSet", "Split", "channel_stats", "from_arrays", "load", "protocol", "register"]

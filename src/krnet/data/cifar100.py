@@ -6,14 +6,6 @@
 The files are pickles, which can run anything when loaded. Here they cannot: the unpickler admits only the names that
 such files need, and answers each with a stand-in of its own, so that even numpy is called only with checked values.
 
-
-Images with lasting sample IDs.
-
-    digits, cifar100, a folder of images -> load ---+-> DataSet: train and test Split, class names, mean and std
-    the user's own arrays -> from_arrays -----------+   Split: images (N, C, H, W) uint8, labels (N,) int64
-
-The sample ID of an image is its row: its place in the publisher's file, in the arrays, or among the sorted file names.
-Data folder: `data_dir`, else KRNET_DATA, else the user's cache folder; CIFAR-100 lies there in cifar-100-python/.
 """
 
 from __future__ import annotations
@@ -29,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from krnet.data import cifar100 as cifar
-from krnet.data.dataset import DataSet, _make_split
+from krnet.data import folder as folders
+from krnet.data.dataset import DataSet, make_split
 from krnet.errors import DataError, UnsafePickleError
 from krnet.io.atomic import atomic_write
 
@@ -217,13 +209,15 @@ def _read_pickle(path: Path) -> dict[str, Any]:
 CIFAR_MEAN, CIFAR_STD = (0.5071, 0.4866, 0.4409), (0.2009, 0.1984, 0.2023)  # LUCIR's; others use others
 
 
-def _load_cifar100(data_folder: Path, download: bool, say: Callable[[str], None]) -> DataSet:
-    class_names, train, test = cifar.read(data_folder, download, say)
-    folder = data_folder / cifar.FOLDER
+def load_cifar100(data_folder: Path | None, download: bool, say: Callable[[str], None]) -> DataSet:
+    """From cifar-100-python in the data folder, or in the user's cache folder."""
+    data_folder = data_folder or folders.cache_folder()
+    class_names, train, test = read(data_folder, download, say)
+    folder = data_folder / FOLDER
     return DataSet(
         "cifar100",
-        _make_split(*train, class_names, folder / "train"),
-        _make_split(*test, class_names, folder / "test"),
+        make_split(*train, class_names, folder / "train"),
+        make_split(*test, class_names, folder / "test"),
         tuple(class_names),
         CIFAR_MEAN,
         CIFAR_STD,

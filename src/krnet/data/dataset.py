@@ -1,10 +1,10 @@
 """Images with lasting sample IDs.
 
-    digits, cifar100, a folder of images -> load ---+-> DataSet: train and test Split, class names, mean and std
-    the user's own arrays -> from_arrays -----------+   Split: images (N, C, H, W) uint8, labels (N,) int64
+    DataSet: train and test Split, class names, mean and std, and how images are shown
+    Split: images (N, C, H, W) uint8, labels (N,) int64
+    the user's own arrays -> from_arrays -> DataSet
 
 The sample ID of an image is its row: its place in the publisher's file, in the arrays, or among the sorted file names.
-Data folder: `data_dir`, else KRNET_DATA, else the user's cache folder; CIFAR-100 lies there in cifar-100-python/.
 """
 
 from __future__ import annotations
@@ -141,8 +141,8 @@ def from_arrays(
     twice = [label for label, times in Counter(class_names).items() if times > 1]
     if twice:
         raise LabelError(f"{name}: two classes are named {twice[0]!r}; expected another name for each")
-    train = _make_split(images[0], labels[0], class_names, f"{name}, train")
-    test = _make_split(images[1], labels[1], class_names, f"{name}, test")
+    train = make_split(images[0], labels[0], class_names, f"{name}, train")
+    test = make_split(images[1], labels[1], class_names, f"{name}, test")
     found_mean, found_std = channel_stats(train.images) if mean is None or std is None else ((), ())
     mean = _per_channel("mean", found_mean if mean is None else mean, train.images.shape[1])
     std = _per_channel("std", found_std if std is None else std, train.images.shape[1])
@@ -203,7 +203,7 @@ def _as_labels(labels: Any, where: str) -> Tensor:
     return torch.from_numpy(found.astype(np.int64))
 
 
-def _make_split(images: Tensor, labels: Tensor, class_names: Sequence[str], where: object) -> Split:
+def make_split(images: Tensor, labels: Tensor, class_names: Sequence[str], where: object) -> Split:
     """Every class must be there: a task without images can be neither learned nor measured."""
     num_classes = len(class_names)
     if len(labels) != len(images):

@@ -6,14 +6,6 @@ Images come class by class, classes and files sorted by name. Tiny-ImageNet is u
 train/CLASS/images/*.JPEG, val/images/*.JPEG and val/val_annotations.txt. All are decoded in parallel to square RGB
 copies, which the user's cache folder keeps and later runs map from there: memory stays bounded.
 
-
-Images with lasting sample IDs.
-
-    digits, cifar100, a folder of images -> load ---+-> DataSet: train and test Split, class names, mean and std
-    the user's own arrays -> from_arrays -----------+   Split: images (N, C, H, W) uint8, labels (N,) int64
-
-The sample ID of an image is its row: its place in the publisher's file, in the arrays, or among the sorted file names.
-Data folder: `data_dir`, else KRNET_DATA, else the user's cache folder; CIFAR-100 lies there in cifar-100-python/.
 """
 
 from __future__ import annotations
@@ -31,7 +23,6 @@ from numpy.lib.format import open_memmap, write_array_header_1_0
 from torch import Tensor
 
 from krnet.config import check_int
-from krnet.data import folder as imagefolder
 from krnet.data.dataset import DataSet, Split, channel_stats
 from krnet.errors import DataError
 from krnet.io.atomic import atomic_write
@@ -192,13 +183,13 @@ def square_copy(path: Path, size: int) -> bytes:
 SMALL_SIZE = 96  # images of a folder up to here are padded and seen whole; of larger ones networks see a window
 
 
-def _load_folder(
+def load_folder(
     folder: Path,
     image_size: int | None,
     choose: Callable[[list[str]], Sequence[str]] | None,
     say: Callable[[str], None],
 ) -> DataSet:
-    class_names, train, test = imagefolder.read(folder, image_size, choose, say)
+    class_names, train, test = read(folder, image_size, choose, say)
     mean, std = channel_stats(train[0])
     size = train[0].shape[-1]
     # 4 around 32 pixels, as CIFAR's; 224 of 256, as ImageNet's.

@@ -1,9 +1,5 @@
-"""Images with lasting sample IDs.
+"""Data sets by name: digits, cifar100, a folder of images, and those that others register.
 
-    digits, cifar100, a folder of images -> load ---+-> DataSet: train and test Split, class names, mean and std
-    the user's own arrays -> from_arrays -----------+   Split: images (N, C, H, W) uint8, labels (N,) int64
-
-The sample ID of an image is its row: its place in the publisher's file, in the arrays, or among the sorted file names.
 Data folder: `data_dir`, else KRNET_DATA, else the user's cache folder; CIFAR-100 lies there in cifar-100-python/.
 """
 
@@ -14,16 +10,33 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from krnet.data import folder as imagefolder
-from krnet.data.cifar100 import _load_cifar100
+from krnet.data.cifar100 import load_cifar100
 from krnet.data.dataset import DataSet
-from krnet.data.digits import _load_digits
-from krnet.data.folder import _load_folder
+from krnet.data.digits import load_digits
+from krnet.data.folder import load_folder
 from krnet.errors import DataError, SettingError
 from krnet.io.atomic import AnyPath
 
-NAMES = ("digits", "cifar100")
 FOLDER_PREFIX = "imagefolder:"
+Say = Callable[[str], None]
+Loader = Callable[[Path | None, bool, Say], DataSet]
+"""data folder if one is named, whether it may download, who is told of what takes long -> the data set"""
+LOADERS: dict[str, Loader] = {}
+
+
+def register(name: str) -> Callable[[Loader], Loader]:
+    """Make a data set known by name, to `load` and to `krnet learn --data`."""
+
+    def add(loader: Loader) -> Loader:
+        assert name not in LOADERS, f"two data sets are called {name}"
+        LOADERS[name] = loader
+        return loader
+
+    return add
+
+
+register("digits")(lambda folder, download, say: load_digits())
+register("cifar100")(load_cifar100)
 
 
 def load(
@@ -42,16 +55,14 @@ def load(
     choose: picks from the sorted class names, such as protocol.subset("lucir1993"). say: told of what takes long.
     """
     data_folder = data_dir or os.environ.get("KRNET_DATA") or None
-    folder = None if name in NAMES else _find_folder(name, data_folder)
+    folder = None if name in LOADERS else _find_folder(name, data_folder)
     if folder is not None:
-        return _load_folder(folder, image_size, choose, say)
+        return load_folder(folder, image_size, choose, say)
     if image_size is not None or choose is not None:
         raise SettingError(
             f"image_size and choose (--image-size, --subset) are for folders of images; leave them out for {name}"
         )
-    if name == "digits":
-        return _load_digits()
-    return _load_cifar100(Path(data_folder or imagefolder.cache_folder()), download, say)
+    return LOADERS[name](Path(data_folder) if data_folder else None, download, say)
 
 
 def _find_folder(name: str, data_folder: AnyPath | None) -> Path:
@@ -63,10 +74,11 @@ def _find_folder(name: str, data_folder: AnyPath | None) -> Path:
         return found[0]
     if name.startswith(FOLDER_PREFIX) or os.sep in name:
         raise DataError(f"{path}: no such folder; expected one with train and val in it, each with a folder per class")
-    near = difflib.get_close_matches(name, NAMES, n=1)
+    near = difflib.get_close_matches(name, LOADERS, n=1)
     if near:
         raise SettingError(f"unknown data set {name!r}; did you mean {near[0]!r}?")
     where = " or ".join(str(candidate.parent.absolute()) for candidate in candidates)
     raise SettingError(
-        f"unknown data set {name!r}, and no such folder in {where}; expected {', '.join(NAMES)} or {FOLDER_PREFIX}PATH"
+        f"unknown data set {name!r}, and no such folder in {where}; expected {', '.join(LOADERS)} or "
+        f"{FOLDER_PREFIX}PATH"
     )

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -29,6 +29,7 @@ from krnet.data.protocol import TaskSplit
 from krnet.errors import RecordingError, SettingError
 from krnet.io import archive
 from krnet.nn import backbones, heads
+from krnet.nn.backbones import backbone_name
 from krnet.train.classifier import Descent, ImageBatches, Images, Saving, Schedule, Watch
 
 EVALUATION_BATCH = 500
@@ -69,8 +70,12 @@ def seconds_before(work: Work, partial: Path) -> float:
 class LearnerConfig:
     """Settings that all learners have; each gives its reference values as its own defaults."""
 
-    backbone: str = "resnet32"
-    """Network: resnet32 (CIFAR), resnet18 (224 px), resnet18-small (32 to 64 px), resnet8 (digits)."""
+    later: ClassVar[frozenset[str]] = frozenset({"epochs", "lr", "ce", "bn"})
+    """Settings that cannot matter to the base task: runs that agree in all others share it."""
+
+    backbone: str | backbones.Factory = "resnet32"
+    """Network: resnet32 (CIFAR), resnet18 (224 px), resnet18-small (32 to 64 px), resnet8 (digits); in Python also a
+    function that makes one."""
     shortcut: str = "B"
     """Shortcuts of a residual network where sizes change: A (zero padding) or B (1x1 convolution)."""
     last_relu: bool = True
@@ -103,7 +108,8 @@ class LearnerConfig:
     """Random crops and flips of the training images."""
 
     def __post_init__(self) -> None:
-        check_choice("backbone", self.backbone, backbones.BACKBONES)
+        if not callable(self.backbone):
+            check_choice("backbone", self.backbone, backbones.BACKBONES)
         check_choice("shortcut", self.shortcut, backbones.SHORTCUTS)
         check_choice("optimizer", self.optimizer, ("sgd", "adam"))
         check_choice("ce", self.ce, ("seen", "new"))
@@ -117,6 +123,11 @@ class LearnerConfig:
         for item in fields(self):  # drops, and those that a learner adds
             if isinstance(item.default, tuple):
                 object.__setattr__(self, item.name, check_shares(item.name, getattr(self, item.name)))
+
+    @classmethod
+    def renewed(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings that an earlier version saved, as this one would save them."""
+        return dict(saved)
 
     def schedule(self, task: int) -> Schedule:
         return Schedule(
@@ -140,7 +151,6 @@ class Context:
     seed: int
     folder: Path
     """For files of its own that it keeps between tasks, such as recordings."""
-    say: Callable[[str], None] = field(default=lambda text: None)
 
     def __post_init__(self) -> None:
         position = self.split.position
@@ -186,6 +196,10 @@ class Learner(ABC):
     """Which of the rows that `predict` gives stands for the method."""
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Settings to start from, by name; a caller's own go over them."""
+    large_images: ClassVar[Mapping[str, Any]] = {}
+    """Settings for images above 96 pixels: the reference's for ImageNet-Subset."""
+    outputs_per_class: ClassVar[int] = 1
+    """Outputs that the head has of each class; the first of them is the class's own logit."""
 
     def __init__(self, context: Context, config: LearnerConfig):
         self.context, self.config, self.device = context, config, context.device
@@ -197,7 +211,7 @@ class Learner(ABC):
         channels = self.context.data.image_shape[0]
         c = self.config
         backbone = backbones.build(c.backbone, in_channels=channels, shortcut=c.shortcut, last_relu=c.last_relu)
-        head = self.head_class(backbone.feature_dim, self.context.num_seen(0))
+        head = self.head_class(backbone.feature_dim, self.outputs_per_class * self.context.num_seen(0))
         return self.to_device(heads.Classifier(backbone, head))
 
     def to_device(self, module: Any) -> Any:
@@ -219,28 +233,32 @@ class Learner(ABC):
         assert task == self.task + 1, f"task {task} after task {self.task}"
         self.task = task
         if task > 0:
-            self.model.head.grow(len(self.context.split.tasks[task]))
+            self.model.head.grow(self.outputs_per_class * len(self.context.split.tasks[task]))
             if self.config.bn == "frozen":
                 backbones.freeze_batchnorm(self.model)
 
     def base_work(self) -> Descent:
-        """The base task: plain cross entropy on its images."""
+        """The base task: plain cross entropy on its images. A learner may have another."""
         loss = lambda images, labels: F.cross_entropy(self.model(images).float(), labels)  # noqa: E731
         return self.descent("classifier", self.batches(self.context.task_ids(0)), loss, shared=self.base_settings())
 
     def base_settings(self) -> dict[str, Any]:
         """All that the base task depends on, so that learners which agree in it train it once."""
-        names = "backbone shortcut last_relu base_epochs batch_size base_lr drops decay momentum weight_decay optimizer"
-        kept = {name: getattr(self.config, name) for name in [*names.split(), "augment"]}
-        split = self.context.split
+        split, config = self.context.split, plain_settings(self.config)
+        kept = {name: value for name, value in config.items() if name not in self.config.later}
         kept |= {"data": self.context.data.digest, "order": split.hash, "base_classes": len(split.tasks[0])}
         kept |= {"seed": self.context.seed, "head": self.head_class.__name__, "device": self.device.type}
-        return kept
+        own = [getattr(type(self), name).__qualname__ for name in ("base_work", "transform")]
+        return kept | {"outputs_per_class": self.outputs_per_class, "code": own}
+
+    def transform(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """A batch of training images as the network is to see it: rotated, mixed, relabelled. Labels number outputs."""
+        return images, labels
 
     def batches(self, ids: Tensor, *, part: int = 0) -> ImageBatches:
         c, seed = self.config, self.context.seed_for(self.task, part)
         images, labels = self.context.train, self.context.train_labels
-        return ImageBatches(images, labels, ids, c.batch_size, seed, augmented=c.augment)
+        return ImageBatches(images, labels, ids, c.batch_size, seed, augmented=c.augment, transform=self.transform)
 
     def descent(self, name: str, batches: Any, loss: Callable[..., Tensor], **options: Any) -> Descent:
         """Training of the whole model with the settings of this task."""
@@ -268,7 +286,7 @@ class Learner(ABC):
     def classification(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Cross entropy, over the logits that the settings say."""
         if self.config.ce == "new" and self.task > 0:
-            first = self.context.new_classes(self.task).start
+            first = self.outputs_per_class * self.context.new_classes(self.task).start
             return F.cross_entropy(logits[:, first:].float(), labels - first)
         return F.cross_entropy(logits.float(), labels)
 
@@ -276,7 +294,8 @@ class Learner(ABC):
 
     def predict(self, images: Tensor) -> dict[str, Tensor]:
         """Scores (B, classes seen) by row; the largest is the answer."""
-        return {"cnn": self.model(images)}
+        logits = self.model(images)
+        return {"cnn": logits if self.outputs_per_class == 1 else logits[:, :: self.outputs_per_class]}
 
     @torch.no_grad()
     def apply(self, function: Callable[[Tensor], Tensor], images: Images, ids: Tensor) -> Tensor:
@@ -343,13 +362,13 @@ def choose(name: str) -> type[Learner]:
 
 def make_config(learner: type[Learner], settings: Mapping[str, Any]) -> LearnerConfig:
     """Its defaults, with the caller's settings over them; unknown names are refused with the nearest known."""
-    defaults = {f.name: f.default for f in fields(learner.config_class)}
-    return from_dict(learner.config_class, {**defaults, **settings})
+    return from_dict(learner.config_class, settings)
 
 
 def plain_settings(config: LearnerConfig) -> dict[str, Any]:
     """For JSON."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(config).items()}
+    found = {f.name: getattr(config, f.name) for f in fields(config)} | {"backbone": backbone_name(config.backbone)}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
 
 def num_bytes(tensors: Mapping[str, Tensor] | list[Tensor]) -> int:

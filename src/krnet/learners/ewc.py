@@ -40,6 +40,9 @@ from krnet.learners.importance import ImportanceConfig, ImportanceLearner
 
 @dataclass(frozen=True, kw_only=True)
 class EwcConfig(ImportanceConfig):
+    later = ImportanceConfig.later | {
+        "labels",
+    }
     ce: str = "new"
     """Cross entropy, and the Fisher, over the logits of the new classes only, or of all seen: new or seen."""
     strength: float = 30.0

@@ -40,6 +40,10 @@ from krnet.nn.heads import Classifier
 
 @dataclass(frozen=True, kw_only=True)
 class IcarlConfig(RehearsalConfig):
+    later = RehearsalConfig.later | {
+        "beta",
+        "temperature",
+    }
     beta: float = 0.25
     """Weight of the distillation, which is then multiplied by temperature squared; 0: no distillation."""
     temperature: float = 2.0

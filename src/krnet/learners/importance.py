@@ -35,6 +35,12 @@ CHUNK = 125  # images at a time: it bounds memory, and changes an importance by 
 
 @dataclass(frozen=True, kw_only=True)
 class ImportanceConfig(LearnerConfig):
+    later = LearnerConfig.later | {
+        "strength",
+        "clip",
+        "merge",
+        "scope",
+    }
     strength: float = 1.0
     """Lambda: weight of the penalty, lambda / 2 * sum of importance * (parameter - anchor)^2."""
     clip: float = 0.0
@@ -172,7 +178,11 @@ def sample_gradients(
         for name, value in _by_image(layer, x, gradient).items():
             missing.discard(f"{prefix}.{name}")
             yield f"{prefix}.{name}", value
-    assert not missing, f"no gradients by image for {', '.join(sorted(missing))}"
+    if missing:
+        raise SettingError(
+            f"the importance of {', '.join(sorted(missing)[:3])} needs gradients by image, which are known of "
+            f"{', '.join(kind.__name__ for kind in LAYERS)} alone. Take a backbone of these layers, or another method"
+        )
 
 
 def _by_image(layer: nn.Module, x: Tensor, gradient: Tensor) -> dict[str, Tensor]:

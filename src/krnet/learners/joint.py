@@ -19,6 +19,10 @@ from krnet.learners.base import Learner, LearnerConfig, Work, register
 
 @dataclass(frozen=True, kw_only=True)
 class JointConfig(LearnerConfig):
+    later = LearnerConfig.later | {
+        "only_last",
+        "warm_start",
+    }
     only_last: bool = False
     """Train on the base task and then on all classes at once; the tasks between are not learned."""
     warm_start: bool = False

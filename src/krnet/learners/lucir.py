@@ -25,8 +25,9 @@ Deviations from that implementation:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -40,6 +41,15 @@ from krnet.nn.heads import Classifier, CosineHead
 
 @dataclass(frozen=True, kw_only=True)
 class LucirConfig(RehearsalConfig):
+    later = RehearsalConfig.later | {
+        "less_forget",
+        "adapt_lambda",
+        "margin",
+        "margin_distance",
+        "margin_classes",
+        "imprint",
+        "freeze_old",
+    }
     last_relu: bool = False
     """Whether the last block ends in a ReLU; without it features may point anywhere."""
     less_forget: float = 5.0
@@ -87,6 +97,7 @@ class Lucir(Rehearsal):
     name = "lucir"
     config_class = LucirConfig
     config: LucirConfig
+    large_images: ClassVar[Mapping[str, Any]] = {**Rehearsal.large_images, "less_forget": 10.0}
     head_class = CosineHead
 
     def learn(self, task: int) -> Iterator[Work]:

@@ -30,6 +30,9 @@ from krnet.learners.importance import ImportanceConfig, ImportanceLearner
 
 @dataclass(frozen=True, kw_only=True)
 class MasConfig(ImportanceConfig):
+    later = ImportanceConfig.later | {
+        "squared",
+    }
     ce: str = "new"
     """Cross entropy over the logits of the new classes only, or of all seen: new or seen."""
     strength: float = 1e-3

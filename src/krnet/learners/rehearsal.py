@@ -28,7 +28,9 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -43,6 +45,13 @@ from krnet.train.classifier import ImageBatches, Images
 
 @dataclass(frozen=True, kw_only=True)
 class RehearsalConfig(LearnerConfig):
+    later = LearnerConfig.later | {
+        "memory",
+        "exemplars_per_class",
+        "memory_total",
+        "budget",
+        "nme_flip",
+    }
     memory: str = "per-class"
     """Which number limits the exemplars: per-class (exemplars_per_class, growing) or total (memory_total, fixed)."""
     exemplars_per_class: int = 20
@@ -72,6 +81,13 @@ class Rehearsal(Learner):
     """A learner that keeps exemplars, trains on them beside each task's images, and has a row "nme"."""
 
     config: RehearsalConfig
+    # LUCIR's repository has them for iCaRL, too.
+    large_images: ClassVar[Mapping[str, Any]] = {
+        "base_epochs": 90,
+        "epochs": 90,
+        "drops": (1 / 3, 2 / 3),
+        "weight_decay": 1e-4,
+    }
 
     def __init__(self, context: Context, config: RehearsalConfig):
         super().__init__(context, config)

@@ -13,10 +13,7 @@ from krnet.learners import base
 
 
 def defaults_for(data: DataSet, method: str) -> dict[str, Any]:
-    """Settings that follow from the size of the images, where the learners' own are for CIFAR's 32 pixels.
-
-    Those for large images are the references' for ImageNet-Subset: LUCIR's repository has them for iCaRL, too.
-    """
+    """Settings that follow from the size of the images, where the learners' own are for CIFAR's 32 pixels."""
     size = max(data.image_shape[1:])
     if size <= 16:
         return {"backbone": "resnet8", "fixed_layers": 5, "base_epochs": 20, "epochs": 20, "batch_size": 64}
@@ -25,14 +22,7 @@ def defaults_for(data: DataSet, method: str) -> dict[str, Any]:
     common = {"backbone": "resnet18-small", "fixed_layers": 13, "base_epochs": 100, "epochs": 100}
     if size <= 96:
         return common
-    lucir = {"base_epochs": 90, "epochs": 90, "drops": (1 / 3, 2 / 3), "weight_decay": 1e-4}
-    own: dict[str, dict[str, Any]] = {
-        "kril": {"gamma": 5e-4},
-        "icarl": lucir,
-        "lucir": {**lucir, "less_forget": 10.0},
-        "gfr": {"epochs": 101, "later_drops": (0.99,), "gan_epochs": 201, "gan_drops": (0.995,)},
-    }
-    return {**common, "backbone": "resnet18", **own.get(method, {})}
+    return {**common, "backbone": "resnet18", **base.choose(method).large_images}
 
 
 def settings_of(

@@ -4,8 +4,8 @@
                            '-- trunk F1 --'                       '--- tail ---'
                                                                   '-------- F2 = Classifier(tail, head) -----'
 
-`build` makes a backbone by name, `cut` splits it after so many layers. Trunk and tail are the backbone's own modules,
-not copies of them: what trains one trains the other.
+`build` makes a backbone by name, or with the caller's own function; `cut` splits it. Trunk and tail are the backbone's
+own modules, not copies of them: what trains one trains the other.
 
 He et al., "Deep Residual Learning for Image Recognition" (2016); the cosine head and the missing last ReLU are Hou et
 al., "Learning a Unified Classifier Incrementally via Rebalancing" (LUCIR, 2019). Convolutions start as LUCIR's do, also
@@ -16,7 +16,11 @@ sides, is not among them.
 from __future__ import annotations
 
 import difflib
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -40,13 +44,19 @@ class Architecture:
     """7x7 convolution of stride 2 and max-pool as the stem (224 px), instead of one 3x3 convolution."""
 
 
-BACKBONES: dict[str, Architecture] = {
-    "resnet32": Architecture(widths=(16, 32, 64), blocks_per_stage=5),
-    "resnet18": Architecture(widths=(64, 128, 256, 512), blocks_per_stage=2, large_images=True),
-    "resnet18-small": Architecture(widths=(64, 128, 256, 512), blocks_per_stage=2),
-    "resnet8": Architecture(widths=(16, 32, 64), blocks_per_stage=1),
-}
-"""resnet32: CIFAR. resnet18: 224 px. resnet18-small: 32 to 64 px, as GFR. resnet8: 8x8 digits, for tests and demos."""
+class Backbone(Protocol):
+    """Any module of images (B, C, H, W) -> features (B, feature_dim) that can be cut, by name, into trunk and tail."""
+
+    feature_dim: int
+
+    @property
+    def cuts(self) -> Sequence[int | str]:
+        """Where it can be cut."""
+
+    def cut(self, at: Any) -> tuple[nn.Module, nn.Module]:
+        """Trunk and tail: its own modules, not copies of them."""
+
+    def __call__(self, images: Tensor) -> Tensor: ...
 
 
 class BatchNorm(nn.BatchNorm2d):
@@ -155,6 +165,11 @@ class ResNet(nn.Module):
         """Numbers of layers after which it can be cut: the stem is one, each basic block two more."""
         return tuple(range(1, 2 * len(self.blocks) + 2, 2))
 
+    def cut(self, at: int) -> tuple[nn.Sequential, nn.Sequential]:
+        """Counted as in the paper, where the classifier is the last layer of F2: ResNet-32 cut after 23 leaves 9."""
+        blocks, num_blocks = list(self.blocks), self.cuts.index(at)
+        return nn.Sequential(self.stem, *blocks[:num_blocks]), nn.Sequential(*blocks[num_blocks:], *self.pool)
+
     def maps(self, x: Tensor) -> Tensor:
         """Feature maps (B, feature_dim, h, w) of the last block."""
         return self.blocks(self.stem(x))
@@ -163,26 +178,68 @@ class ResNet(nn.Module):
         return self.pool(self.maps(x))
 
 
-def build(name: str, *, in_channels: int = 3, shortcut: str = "B", last_relu: bool = True) -> ResNet:
-    """A new backbone. Shortcut A pads with zeros (PyCIL), B projects (LUCIR); LUCIR's cosine head goes without the
-    last ReLU."""
-    if name not in BACKBONES:
-        near = difflib.get_close_matches(name, BACKBONES, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known backbones: {', '.join(BACKBONES)}"
-        raise SettingError(f"unknown backbone {name!r}; {hint}")
-    return ResNet(BACKBONES[name], in_channels=in_channels, shortcut=shortcut, last_relu=last_relu)
+# ------------------------------------------------------------------ by name
+
+Factory = Callable[..., nn.Module]
+"""in_channels=3, and what else it takes of shortcut and last_relu -> a Backbone."""
+BACKBONES: dict[str, Factory] = {}
 
 
-def cut(backbone: ResNet, layers: int) -> tuple[nn.Sequential, nn.Sequential]:
-    """Trunk: images -> feature maps, of so many layers. Tail: feature maps -> pooled features.
+def register_backbone(name: str) -> Callable[[Factory], Factory]:
+    def add(factory: Factory) -> Factory:
+        assert name not in BACKBONES, f"two backbones are called {name}"
+        BACKBONES[name] = factory
+        return factory
 
-    Counted as in the paper, where the classifier is the last layer of F2: ResNet-32 cut after 23 leaves 9.
+    return add
+
+
+ARCHITECTURES = {
+    "resnet32": Architecture(widths=(16, 32, 64), blocks_per_stage=5),  # CIFAR
+    "resnet18": Architecture(widths=(64, 128, 256, 512), blocks_per_stage=2, large_images=True),  # 224 pixels
+    "resnet18-small": Architecture(widths=(64, 128, 256, 512), blocks_per_stage=2),  # 32 to 64 pixels, as GFR
+    "resnet8": Architecture(widths=(16, 32, 64), blocks_per_stage=1),  # 8x8 digits, for tests and demos
+}
+for _name, _architecture in ARCHITECTURES.items():
+    register_backbone(_name)(partial(ResNet, _architecture))
+
+
+def build(backbone: str | Factory, *, in_channels: int = 3, **options: Any) -> Any:
+    """A new Backbone, by name or by what makes it; of the options it is given those that it takes.
+
+    shortcut   of a ResNet: A pads with zeros (PyCIL), B projects (LUCIR)
+    last_relu  of a ResNet: LUCIR's cosine head goes without the last one
     """
-    if layers not in backbone.cuts:
-        raise SettingError(f"cannot cut after {layers!r} layers; possible: {', '.join(map(str, backbone.cuts))}")
-    blocks, num_blocks = list(backbone.blocks), backbone.cuts.index(layers)
-    trunk = nn.Sequential(backbone.stem, *blocks[:num_blocks])
-    tail = nn.Sequential(*blocks[num_blocks:], *backbone.pool)
-    # A new Sequential would say it is training, whatever its parts do.
+    factory = backbone if callable(backbone) else BACKBONES.get(backbone)
+    if factory is None:
+        near = difflib.get_close_matches(str(backbone), BACKBONES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known backbones: {', '.join(BACKBONES)}"
+        raise SettingError(f"unknown backbone {backbone!r}; {hint}")
+    parameters = inspect.signature(factory).parameters
+    takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    chosen = {name: value for name, value in options.items() if takes_all or name in parameters}
+    made = factory(in_channels=in_channels, **chosen)
+    if not isinstance(made, nn.Module) or not isinstance(getattr(made, "feature_dim", None), int):
+        raise SettingError(
+            f"backbone {backbone_name(backbone)} makes a {type(made).__name__}; expected a module with feature_dim, "
+            f"the length of its feature vectors"
+        )
+    return made
+
+
+def backbone_name(backbone: str | Factory) -> str:
+    if isinstance(backbone, str):
+        return backbone
+    return f"{getattr(backbone, '__module__', '')}.{getattr(backbone, '__qualname__', type(backbone).__qualname__)}"
+
+
+def cut(backbone: Any, at: int | str) -> tuple[nn.Module, nn.Module]:
+    """Trunk: images -> feature maps. Tail: feature maps -> pooled features."""
+    cuts = tuple(getattr(backbone, "cuts", ()))
+    if at not in cuts:
+        possible = ", ".join(map(str, cuts)) or "none: it has no cuts, a property and a method cut(at)"
+        raise SettingError(f"cannot cut after {at!r} layers; possible: {possible}")
+    trunk, tail = backbone.cut(at)
+    # A new module would say it is training, whatever its parts do.
     trunk.training = tail.training = backbone.training
     return trunk, tail

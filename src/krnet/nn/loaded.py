@@ -200,7 +200,7 @@ def _network_of_run(folder: Path) -> tuple[nn.Module, nn.Module, str]:
     try:
         parts = [state[f"model.head.parts.{i}.weight"] for i in range(sum(".parts." in name for name in state) // 2)]
         backbone = backbones.build(
-            settings["backbone"], in_channels=state["model.backbone.stem.0.weight"].shape[1],
+            settings["backbone"], in_channels=next(tensor.shape[1] for tensor in state.values() if tensor.dim() == 4),
             shortcut=settings["shortcut"], last_relu=settings["last_relu"],
         )  # fmt: skip
         head = heads.LinearHead(backbone.feature_dim, len(parts[0]))

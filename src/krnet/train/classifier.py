@@ -68,9 +68,18 @@ class ImageBatches:
     """Images of the given sample IDs, cropped and mirrored at random, with their labels."""
 
     def __init__(
-        self, images: Images, labels: Tensor, ids: Tensor, batch_size: int, seed: int, *, augmented: bool = True
+        self,
+        images: Images,
+        labels: Tensor,
+        ids: Tensor,
+        batch_size: int,
+        seed: int,
+        *,
+        augmented: bool = True,
+        transform: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
     ):
-        self.images, self.seed = images, seed
+        """transform: what is done to a batch last, images and labels; part of the CUDA graph, so of fixed shapes."""
+        self.images, self.seed, self.transform = images, seed, transform
         self.labels, self.ids = labels.to(images.device), ids.to(images.device)
         self.order = Order(len(ids), batch_size, seed, device=images.device)
         self.batch_size, self.num_samples = self.order.batch_size, len(ids)
@@ -82,7 +91,8 @@ class ImageBatches:
         return (chosen,) if self.draws is None else (chosen, self.draws(iteration))
 
     def tensors(self, ids: Tensor, draws: Tensor | None = None) -> tuple[Tensor, ...]:
-        return self.images.take(ids, draws), self.labels[ids]
+        images, labels = self.images.take(ids, draws), self.labels[ids]
+        return (images, labels) if self.transform is None else self.transform(images, labels)
 
 
 class Images:

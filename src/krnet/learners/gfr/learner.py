@@ -52,6 +52,23 @@ GAN_PART = 1  # its batches come in another order than the classifier's
 
 @dataclass(frozen=True, kw_only=True)
 class GFRConfig(LearnerConfig):
+    later = LearnerConfig.later | {
+        "later_optimizer",
+        "later_drops",
+        "later_weight_decay",
+        "distillation",
+        "replay",
+        "gan_epochs",
+        "gan_lr",
+        "gan_drops",
+        "gan_decay",
+        "latent",
+        "hidden",
+        "critic_steps",
+        "penalty",
+        "alignment",
+        "keep_critic",
+    }
     epochs: int = 201
     """Epochs of every later task."""
     lr: float = 1e-3
@@ -158,6 +175,12 @@ class GFR(Learner):
     name = "gfr"
     config_class = GFRConfig
     config: GFRConfig
+    large_images: ClassVar[Mapping[str, Any]] = {
+        "epochs": 101,
+        "later_drops": (0.99,),
+        "gan_epochs": 201,
+        "gan_drops": (0.995,),
+    }
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"matched": {}, "own": GFR_OWN}
 
     def __init__(self, context: Context, config: GFRConfig):

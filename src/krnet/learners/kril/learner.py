@@ -23,7 +23,8 @@ it keeps all old images, compressed, and replays them through F1.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -43,11 +44,12 @@ class Kril(Learner):
     name = "kril"
     config_class = KrilConfig
     config: KrilConfig
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"recorder": "paper", "new_features": "flip"}}
+    large_images: ClassVar[Mapping[str, Any]] = {"gamma": 5e-4}
 
     def __init__(self, context: Context, config: KrilConfig):
         super().__init__(context, config)
         backbone = self.model.backbone
-        assert isinstance(backbone, backbones.ResNet)
         self.trunk, self.tail = backbones.cut(backbone, config.fixed_layers)
         self.f2 = heads.Classifier(self.tail, self.model.head)
         self.recordings = Recordings(context, config, self.trunk, self.tail)

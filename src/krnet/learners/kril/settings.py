@@ -9,7 +9,7 @@ from typing import Any
 from krnet.config import check_choice, check_int, check_range, parse_settings
 from krnet.errors import SettingError
 from krnet.learners.base import LearnerConfig
-from krnet.recorders.base import FIT_NAMES, Recorder, check_names, choose
+from krnet.recorders.base import FIT_NAMES, Recorder, check_names, choose, recorder_name
 from krnet.train.config import SCHEDULES, FitConfig
 
 # Settings of a fit that have a place of their own.
@@ -26,6 +26,25 @@ SET_ELSEWHERE = {
 
 @dataclass(frozen=True, kw_only=True)
 class KrilConfig(LearnerConfig):
+    later = LearnerConfig.later | {
+        "fixed_layers",
+        "tail_lr",
+        "aux",
+        "aux_divisor",
+        "new_features",
+        "flip_replays",
+        "recorder",
+        "recorder_schedule",
+        "recorder_iterations",
+        "recorder_settings",
+        "scaled",
+        "warm_start",
+        "kr2",
+        "gamma",
+        "head_share",
+        "budget",
+        "single",
+    }
     fixed_layers: int = 23
     """Layers of F1, counted as in the paper: the first convolution is one, each basic block two."""
     tail_lr: float = 0.05
@@ -95,6 +114,12 @@ class KrilConfig(LearnerConfig):
         check_names(self.chosen_recorder, own)
         # Refused now, not after a base task.
         FitConfig(**{name: value for name, value in own.items() if name in FIT_NAMES})
+
+    @classmethod
+    def renewed(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
+        own = saved.get("recorder_settings")
+        names = {"recorder": recorder_name(str(saved.get("recorder")), saved)}
+        return {**saved, **names, "recorder_settings": parse_settings(own) if isinstance(own, str) else own}
 
     @property
     def kind_of_new(self) -> str:
