@@ -19,10 +19,11 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
-from krnet.errors import SettingError
+from krnet.errors import InputError, SettingError
 
 T = TypeVar("T")
 WORDS = {"true": True, "false": False, "none": None}
@@ -62,6 +63,16 @@ def check_shares(name: str, value: object) -> tuple[float, ...]:
     for share in shares:
         check_range(name, share, 0, 1)
     return shares
+
+
+def require(module: str, extra: str) -> Any:
+    """An optional package, imported when it is first needed."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise InputError(
+            f"{module.split('.')[0]} is not installed, and this needs it. Run: pip install 'krnet[{extra}]'"
+        ) from error
 
 
 @cache
@@ -167,6 +178,11 @@ def parse_settings(text: str) -> dict[str, Any]:
             raise SettingError(f"{name} is given twice in {text!r}; give it once")
         found[name] = value
     return found
+
+
+def series_name(recorder: str, settings: Mapping[str, Any]) -> str:
+    """What a recorder with some settings is called: pca, or pca:components=64:dead_zone=0.5."""
+    return ":".join([recorder, *(f"{name}={value}" for name, value in settings.items())])
 
 
 def _parse_number(text: str) -> int | float | None:

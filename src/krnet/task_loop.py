@@ -348,6 +348,7 @@ def learn_all(
     out: AnyPath,
     settings: Mapping[str, Any] | None = None,
     preset: str | None = None,
+    shared: AnyPath | None = None,
     **options: Any,
 ) -> list[dict[str, Any]]:
     """Several methods, each in a folder of its own under `out`; a base task in common is trained once."""
@@ -359,6 +360,5 @@ def learn_all(
         with working_in(folder / m), torch.random.fork_rng(devices=[]):
             if _finished(folder / m, resume, plan) is None:
                 plan.learner_class(base.Context(data, split, cpu, seed, folder / m), plan.config)
-    return [
-        learn(m, data, split, out=folder / m, settings=given[m], shared=folder / "shared", **options) for m in methods
-    ]
+    common = shared or folder / "shared"
+    return [learn(m, data, split, out=folder / m, settings=given[m], shared=common, **options) for m in methods]

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from krnet import api
-from krnet.config import parse_settings, parse_size, say_size, unknown_setting
+from krnet.config import parse_settings, parse_size, say_size, series_name, unknown_setting
 from krnet.device import pick_device, synchronize
 from krnet.errors import InputError, RecordingError, ResumeError, SettingError
 from krnet.features.metrics import fidelity
@@ -63,11 +63,6 @@ class Series:
     @property
     def name(self) -> str:
         return series_name(self.recorder, self.settings)
-
-
-def series_name(recorder: str, settings: Mapping[str, Any]) -> str:
-    """pca, or pca:components=64:dead_zone=0.5"""
-    return ":".join([recorder, *(f"{name}={value}" for name, value in settings.items())])
 
 
 @dataclass(frozen=True, eq=False)

@@ -197,7 +197,7 @@ def bench(
 class Streamed(Feed):
     """A feed of features that would not fit on the device."""
 
-    def _resident(self) -> None:
+    def find_resident(self) -> None:
         return None
 
 
@@ -207,7 +207,7 @@ def streamed_step_s(trainee: KRNetFit, source: FeatureSource, device: torch.devi
         path = Path(folder) / "features.npy"
         np.save(path, source.read(torch.arange(min(len(source), 25_000))).numpy())
         feed, trainee.feed = trainee.feed, Streamed(open_features(path), trainee.feed.batch_size, 0, device)
-        graph, trainee.graph = trainee.graph, trainee._capture()
+        graph, trainee.graph = trainee.graph, trainee.capture()
         try:
             return timed(partial(next_step, trainee, iter(range(1 << 30))), device, 2.0)
         finally:

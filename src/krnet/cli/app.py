@@ -1,6 +1,6 @@
 """The command line, thin: parse, call, print. Data on stdout, progress and messages on stderr.
 
-    krnet plan -> record -> info, verify, replay (record.py); learn and demo (learn.py); bench (bench.py)
+    krnet plan -> record -> info, verify, replay (record.py); learn, demo, bench
 
 Exit codes: 0 done; 1 refused, with `error: ...` on stderr; 2 the command itself is wrong; 130 stopped with Ctrl-C.
 Torch is imported inside the commands: help comes at once.
@@ -15,7 +15,8 @@ import typer
 from typer.core import TyperGroup
 
 from krnet.cli.bench import bench
-from krnet.cli.learn import demo, learn
+from krnet.cli.demo import demo
+from krnet.cli.learn import learn
 from krnet.cli.output import say
 from krnet.cli.record import info, plan, record, replay, verify
 from krnet.errors import KrnetError

@@ -115,6 +115,7 @@ def rate(
     """
     from krnet.bench import rate as rates
     from krnet.cli.progress import Display
+    from krnet.report.figures import draw_rate
 
     chosen = None if recorders is None else [part for part in recorders.split(",") if part]
     try:
@@ -127,6 +128,8 @@ def rate(
     except KeyboardInterrupt:
         say(f"stopped; the points that were done are in {out}. To go on, give the same command again")
         raise typer.Exit(130) from None
+    if found["points"]:
+        draw_rate(out / rates.PICTURE, found)
     if as_json:
         tables.show_json(found)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,7 +64,10 @@ def learn(
     ] = None,
     recorder: Annotated[
         str | None,
-        typer.Option(help="kril: how features are kept; raw keeps real ones, images the images.", show_default="krnet"),
+        typer.Option(
+            help="kril: how features are kept; raw keeps real ones, images the images.",
+            show_default="paper; under a budget krnet",
+        ),
     ] = None,
     budget: Annotated[
         Any,
@@ -82,8 +86,22 @@ def learn(
     single: Annotated[bool, typer.Option("--single", help="kril: one recorder for all tasks.")] = False,
     preset: Annotated[
         str | None,
-        typer.Option(help="Settings to start from, where a method has such: own (gfr).", show_default="none"),
+        typer.Option(
+            help="Settings to start from, where a method has such: paper (kril), own (gfr).", show_default="none"
+        ),
     ] = None,
+    shared: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder of base tasks: runs whose base task is the same train it once.",
+            show_default="none; OUT/shared for several methods",
+        ),
+    ] = None,
+    to_ledger: Annotated[
+        bool, typer.Option("--ledger", help="Append a row a method to results/ledger.jsonl, or $KRNET_LEDGER.")
+    ] = False,
+    recipe: Annotated[str, typer.Option(help="Name under which --ledger files its rows.")] = "learn",
     data_dir: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Folder of data sets.", show_default="$KRNET_DATA, or the user's cache"),
@@ -103,24 +121,26 @@ def learn(
       krnet learn kril finetune --data digits --base-classes 4 --tasks 3
     """
     from krnet import data as data_sets
-    from krnet import task_loop as learning
+    from krnet import task_loop
     from krnet.cli.progress import Board, Display, Line, Several
     from krnet.data import protocol
+    from krnet.io import ledger
+    from krnet.learners import base
 
     if sizes is not None and (tasks is not None or base_classes is not None):
         raise typer.BadParameter("give either --sizes, or --tasks and --base-classes")
-    every = learning.base.names()
+    every = base.names()
     if not methods and not list_all:
         raise typer.BadParameter(f"none given; expected some of {', '.join(every)}, or all", param_hint="'METHOD...'")
     named = methods or ["all"]
     chosen = list(dict.fromkeys(name for given in named for name in (every if given == "all" else [given])))
     for method in chosen:
-        learning.base.choose(method)
+        base.choose(method)
     if list_all:
-        everyone = learning.base.LearnerConfig
+        everyone = base.LearnerConfig
         print(f"all methods\n{explain_settings(everyone)}")
         for method in chosen:
-            own_config = learning.base.choose(method).config_class
+            own_config = base.choose(method).config_class
             print(f"\n{method}\n{explain_settings(own_config, without=same_settings(own_config, everyone))}".rstrip())
         return
     switches: dict[str, Any] = {
@@ -146,16 +166,22 @@ def learn(
         folder = out or Path("runs") / f"{name}-{split.order_name}-{seed}".replace("/", "_")
         watcher = Several([Line(display), Board(folder / "tensorboard")])
         common: dict[str, Any] = {"seed": seed, "device": device, "resume": resume, "watcher": watcher}
+        ledger.commit()  # of the code that runs, not of what it has become by the end
         try:
             if len(chosen) == 1:
                 (only,) = chosen
-                own = learning.settings_of(chosen, given, found, preset)[only]
-                runs = [learning.learn(only, found, split, out=folder, settings=own, **common)]
+                own = task_loop.settings_of(chosen, given, found, preset)[only]
+                runs = [task_loop.learn(only, found, split, out=folder, settings=own, shared=shared, **common)]
             else:
-                runs = learning.learn_all(chosen, found, split, out=folder, settings=given, preset=preset, **common)
+                runs = task_loop.learn_all(
+                    chosen, found, split, out=folder, settings=given, preset=preset, shared=shared, **common
+                )
         except KeyboardInterrupt:
             say(f"stopped; what was done is in {folder}. To go on, give the same command with --resume")
             raise typer.Exit(130) from None
+    if to_ledger:
+        for run in runs:
+            append_row(run, recipe)
     if as_json:
         tables.show_json(runs[0] if len(runs) == 1 else runs)
     else:
@@ -164,34 +190,16 @@ def learn(
             say(f"written to {folder}")
 
 
-def demo(
-    out: Annotated[Path, typer.Option(help="Folder to write to; made if missing.")] = Path("demo"),
-    seed: Annotated[int, typer.Option(help="Seeds the networks and the recordings.")] = 0,
-    short: Annotated[bool, typer.Option("--short", help="A few updates only: seconds, and poor results.")] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Writes demo/METHOD/run.json and demo/demo.png, accuracy task by task and bytes kept; takes under three minutes.
+def append_row(run: Mapping[str, Any], recipe: str) -> None:
+    """What a run came to, with all its settings, as a row of the ledger."""
+    from krnet.io import ledger
 
-    Learns handwritten digits two classes at a time: by KRIL, which replays the feature maps of old images from a
-    recording; by fine-tuning, which forgets; and by keeping real features or all images, the upper bounds. Nothing is
-    downloaded.
-
-    \b
-    Example:
-      krnet demo --out demo
-    """
-    from krnet.cli.demo import run
-    from krnet.cli.progress import Display
-
-    try:
-        with Display(quiet) as display:
-            found = run(out, display, seed=seed, short=short)
-    except KeyboardInterrupt:
-        say(f"stopped; what was done is in {out}. To go on, give the same command again")
-        raise typer.Exit(130) from None
-    if as_json:
-        tables.show_json(found)
-    else:
-        tables.show_runs([{**made, "method": name} for name, made in found["runs"].items()])
-        print(f"picture: {found['picture']}; took {found['seconds']:.0f} s")
+    elsewhere = ("settings", "versions", "class_order", "device", "seed")  # in places of their own
+    ledger.append(
+        recipe,
+        settings={**run["settings"], "tasks": run["tasks"], "data": run["data"]},
+        metrics={name: value for name, value in run.items() if name not in elsewhere},
+        seconds=run["seconds"],
+        seed=run["seed"],
+        class_order=f"{run['order']} ({run['order_hash']})",
+    )

@@ -18,8 +18,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from krnet.config import say_size
-from krnet.report.figures import series_name
+from krnet.config import say_size, series_name
 
 Rows = list[tuple[str, str]]
 

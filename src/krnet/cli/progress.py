@@ -3,10 +3,7 @@
 with Display() as display:
     krnet.record(..., watch=display.fit)
 
-
-What a run of tasks tells while it goes: a line on stderr, and TensorBoard logs beside its results.
-
-task loop -> Watchers -> Progress line (krnet.progress), Board (DIR/tensorboard)
+task loop -> Watchers -> Line on the display, Board (TensorBoard logs in DIR/tensorboard)
 """
 
 from __future__ import annotations
@@ -17,13 +14,14 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-from krnet.task_loop import Watcher
-from krnet.train.loop import Status
+if TYPE_CHECKING:  # torch comes with them
+    from krnet.task_loop import Watcher
+    from krnet.train.loop import Status
 
 LINE_EVERY_S = 5.0
 

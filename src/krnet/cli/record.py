@@ -28,7 +28,6 @@ from krnet.cli.options import (
 )
 from krnet.cli.output import say
 from krnet.config import parse_counts, parse_duration, parse_ids, parse_shape
-from krnet.device import pick_device
 from krnet.train.config import SCHEDULES, FitConfig
 
 
@@ -200,6 +199,7 @@ def record(
 
 def _read_trunk(path: Path | None, device: str | None) -> Any:
     """The module, on the device; None where no file is given."""
+    from krnet.device import pick_device
     from krnet.nn.loaded import read_trunk
 
     return None if path is None else read_trunk(path, pick_device(device))

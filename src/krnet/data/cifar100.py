@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from krnet.config import require
 from krnet.data import folder as folders
 from krnet.data.dataset import DataSet, make_split
 from krnet.errors import DataError, UnsafePickleError
@@ -92,7 +93,7 @@ def fetch(data_folder: Path, download: bool, say: Callable[[str], None]) -> None
     def refuse(*_: object) -> None:  # what pooch calls where the archive's MD5 is wrong
         raise DataError(f"{archive}: its MD5 is not {MD5}, and downloading is off. Remove it. {missing}")
 
-    import pooch
+    pooch = require("pooch", "learn")
 
     pooch.get_logger().setLevel("WARNING")  # what it says of the download, `say` is told
     if not archive.is_file():

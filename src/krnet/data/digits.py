@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from krnet.config import require
 from krnet.data.dataset import DataSet, from_arrays
 
 
 def load_digits() -> DataSet:
     """scikit-learn's 1,797 digits (Alpaydin and Kaynak 1998), 8x8, grey; every fifth of each class is for testing."""
-    from sklearn.datasets import load_digits  # a second to import
-
-    digits = load_digits()
+    digits = require("sklearn.datasets", "learn").load_digits()  # a second to import
     images = np.rint(digits.images * (255 / 16)).astype(np.uint8)[:, None]
     labels = digits.target
     test = np.zeros(len(labels), bool)

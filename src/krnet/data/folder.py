@@ -22,7 +22,7 @@ import torch
 from numpy.lib.format import open_memmap, write_array_header_1_0
 from torch import Tensor
 
-from krnet.config import check_int
+from krnet.config import check_int, require
 from krnet.data.dataset import DataSet, Split, channel_stats
 from krnet.errors import DataError
 from krnet.io.atomic import atomic_write
@@ -36,7 +36,7 @@ Files = dict[str, list[Path]]  # by class
 
 
 def cache_folder() -> Path:
-    import pooch
+    pooch = require("pooch", "learn")
 
     return Path(pooch.os_cache("krnet"))
 
@@ -158,7 +158,7 @@ def _in_chunks(pool: ThreadPoolExecutor, function: Callable[[Path], bytes], file
 
 
 def open_image(path: Path) -> Any:
-    from PIL import Image
+    Image = require("PIL.Image", "images")
 
     try:
         with Image.open(path) as image:
@@ -169,7 +169,7 @@ def open_image(path: Path) -> Any:
 
 def square_copy(path: Path, size: int) -> bytes:
     """Shorter side resized to `size`, the middle of the longer one kept; (3, size, size) as bytes."""
-    from PIL import Image
+    Image = require("PIL.Image", "images")
 
     image = open_image(path)
     width, height = image.size

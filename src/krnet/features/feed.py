@@ -30,7 +30,7 @@ class Feed:
         self.source, self.device, self.seed = source, device, seed
         self.num_samples = len(source)
         self.batch_size = min(batch_size, self.num_samples)
-        self.resident = self._resident()
+        self.resident = self.find_resident()
         # Neighbours in a batch are a little worse to learn from, hence eight runs a batch at the least.
         run = -(-RUN_BYTES // source.sample_bytes)
         self.run = 1 if self.resident is not None else max(1, min(run, self.batch_size // 8))
@@ -40,7 +40,8 @@ class Feed:
         self._side = torch.cuda.Stream(device) if self._pool and device.type == "cuda" else None
         self._waiting: deque[tuple[int, Future[tuple[Tensor, Tensor]]]] = deque()
 
-    def _resident(self) -> Tensor | None:
+    def find_resident(self) -> Tensor | None:
+        """All samples on the device, where they are there or fit there."""
         kept = self.source.resident
         if kept is not None and kept.device == self.device:
             return kept

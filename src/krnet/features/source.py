@@ -17,7 +17,6 @@ import tempfile
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,8 @@ import torch
 from numpy.lib.format import open_memmap
 from safetensors import SafetensorError, safe_open
 
-from krnet.errors import FeatureError, LabelError
+from krnet.config import require
+from krnet.errors import FeatureError, InputError, LabelError
 
 # What a stored type is called by safetensors, by numpy and torch. uint16 is left out on purpose: bfloat16
 # bits are often kept in it, and as numbers they would be nonsense.
@@ -272,7 +272,7 @@ def _open_path(path: Path, key: str | None) -> FeatureSource:
         raise FeatureError(f"{path}: no such file; expected a file of features. Check the path.")
     try:
         return opener(path, key)
-    except FeatureError:
+    except InputError:
         raise
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, SafetensorError) as error:
         raise FeatureError(
@@ -311,7 +311,7 @@ def _open_safetensors(path: Path, key: str | None) -> FeatureSource:
 
 
 def _open_h5(path: Path, key: str | None) -> FeatureSource:
-    h5py = _need("h5py", path)
+    h5py = require("h5py", "stores")
     file = h5py.File(path, "r")  # stays open for as long as its dataset is in use
     names: list[str] = []
     file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
@@ -319,7 +319,7 @@ def _open_h5(path: Path, key: str | None) -> FeatureSource:
 
 
 def _open_zarr(path: Path, key: str | None) -> FeatureSource:
-    zarr = _need("zarr", path)
+    zarr = require("zarr", "stores")
     opened = zarr.open(path, mode="r")
     if isinstance(opened, zarr.Array):
         _refuse_key(key, path)
@@ -355,13 +355,6 @@ def _choose(names: Iterable[str], key: str | None, where: object) -> str:
 def _refuse_key(key: str | None, where: object) -> None:
     if key is not None:
         raise FeatureError(f"{where}: key={key!r} was given for a single array; expected none. Leave it out.")
-
-
-def _need(package: str, path: Path) -> Any:
-    try:
-        return import_module(package)
-    except ImportError as error:
-        raise FeatureError(f"{path}: reading it needs {package}, not found here. Run: pip install {package}") from error
 
 
 def check_labels(labels: Any, num_samples: int) -> torch.Tensor | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -54,14 +53,8 @@ class FeatureStats:
         return float(within + self.normalised_mean.var(correction=0))
 
 
-def scan(
-    source: FeatureSource, *, chunk_bytes: int = 64 << 20, progress: Callable[[int, int], None] | None = None
-) -> FeatureStats:
-    """Read every sample once.
-
-    `chunk_bytes` bounds the float64 copy of the samples in hand; `progress(num_done, num_samples)` is
-    called after each chunk.
-    """
+def scan(source: FeatureSource, *, chunk_bytes: int = 64 << 20) -> FeatureStats:
+    """Read every sample once; `chunk_bytes` bounds the float64 copy of the samples in hand."""
     num_channels = source.shape[0] if source.shape else 1
     sample_size = math.prod(source.shape)
     channel_size = sample_size // num_channels
@@ -94,8 +87,6 @@ def scan(
         shift = chunk_mean - mean
         mean += shift * (num_new / (num_old + num_new))
         square_sum += chunk_square_sum + shift.square() * (num_old * num_new / (num_old + num_new))
-        if progress is not None:
-            progress(stop, len(source))
 
     if not (high - low).isfinite().all():
         raise FeatureError(

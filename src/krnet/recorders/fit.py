@@ -113,7 +113,7 @@ class NetworkFit(ABC):
         self.seen = self._seen()
         self.sample_shape = job.source.shape or (1,)
         self.fused = job.fit.compile
-        self.graph = self._capture() if self.fused and self.device.type == "cuda" else None
+        self.graph = self.capture() if self.fused and self.device.type == "cuda" else None
 
     def make_optimizers(self) -> list[torch.optim.Optimizer]:
         return optimizers_for(self.net, self.job.fit, self.device)
@@ -186,7 +186,7 @@ class NetworkFit(ABC):
         self.moved(ids)
         return first.detach()
 
-    def _capture(self) -> Graphed:
+    def capture(self) -> Graphed:
         """Now, so that compilation does not count as time spent fitting, and without moving a weight."""
         self._set_rates(0.0)
         graph = Graphed(self._update, self.feed.batch(0), tune=True)

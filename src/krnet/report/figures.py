@@ -1,7 +1,7 @@
-"""What `krnet bench rate` found, as a picture and as a table.
+"""Pictures of results.
 
-rate.json -> series_of -> draw -> log bytes against R2 and replay accuracy
-          -> show -> a line for each point
+rate.json -> draw_rate -> log bytes against R2 and replay accuracy
+runs of `krnet demo` -> draw_demo -> accuracy after each task, and against bytes kept
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from krnet.bench.rate import series_name
+from krnet.config import require, series_name
 from krnet.io.atomic import atomic_write
 
 MARKS = (-1, 0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9999)
@@ -31,10 +31,9 @@ def nines(share: float) -> float:
     return -math.log10(max(1 - share, 1e-4))
 
 
-def draw(path: Path, result: Mapping[str, Any]) -> None:
+def draw_rate(path: Path, result: Mapping[str, Any]) -> None:
     """Log bytes against R2 and, with a head, against replay accuracy."""
-    from matplotlib import ticker  # half a second to import
-    from matplotlib.figure import Figure
+    ticker, Figure = require("matplotlib.ticker", "plot"), require("matplotlib.figure", "plot").Figure
 
     panels = [("r2", "R²", 1.0)] + ([("replay_accuracy", "replay accuracy (%)", 100.0)] if result["head"] else [])
     figure = Figure(figsize=(5.8 * len(panels), 4.8), dpi=130, layout="constrained")
@@ -77,5 +76,42 @@ def draw(path: Path, result: Mapping[str, Any]) -> None:
                 name, (x_end, y_end), xytext=(x_end * 1.08, taken[column]), textcoords="data", color=colour,
                 fontsize=8.5, va="center", bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
             )  # fmt: skip
+    with atomic_write(path) as file:
+        figure.savefig(file, format="png")
+
+
+def draw_demo(path: Path, runs: Mapping[str, Mapping[str, Any]]) -> None:
+    """Accuracy after each task; and where each method ends, against the bytes it keeps."""
+    Figure = require("matplotlib.figure", "plot").Figure
+
+    first = next(iter(runs.values()))
+    seen = [sum(first["tasks"][: task + 1]) for task in range(len(first["tasks"]))]
+    colours = {"fine-tuning": "0.55", "KRIL": "#c2410c", "KRIL, real features": "#1d4ed8", "all images": "#15803d"}
+    styles = {"KRIL, real features": "--"}
+    figure = Figure(figsize=(11, 4.6), dpi=130, layout="constrained")
+    figure.suptitle("Handwritten digits, learned two classes at a time; KRIL keeps no old image", fontsize=14)
+    left, right = figure.subplots(1, 2, width_ratios=[1.25, 1])
+    for name, found in runs.items():
+        values = [100 * value for value in found["accuracy"]]
+        left.plot(seen, values, styles.get(name, "-"), marker="o", color=colours[name], label=name)
+        stored = found["storage_bytes"]["total"] / 1e6
+        right.scatter([stored], [values[-1]], color=colours[name], s=60, zorder=3)
+        place = {"KRIL": ((-10, -4), "right", "top"), "KRIL, real features": ((6, 8), "center", "bottom")}
+        offset, ha, va = place.get(name, ((0, 10), "center", "bottom"))
+        label = f"{name}\n{stored:.2f} MB"
+        right.annotate(
+            label, (stored, values[-1]), xytext=offset, textcoords="offset points", ha=ha, va=va, fontsize=9,
+            color=colours[name],
+        )  # fmt: skip
+    left.set(xlabel="classes seen", ylabel="test accuracy on all of them (%)", xticks=seen, ylim=(0, 104))
+    left.legend(frameon=False, loc="lower left")
+    right.set(xlabel="bytes kept between tasks (MB)", ylabel="accuracy after the last task (%)", ylim=(0, 119))
+    right.set_yticks(range(0, 101, 20))
+    right.set_xscale("symlog", linthresh=0.05)
+    right.set_xlim(-0.02, 20)
+    for axes in (left, right):
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as file:
         figure.savefig(file, format="png")

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from krnet.config import check_choice, check_int, check_range, from_dict
+from krnet.config import check_choice, check_int, check_range, from_dict, require
 from krnet.errors import InputError, NotARecordingError, SettingError
 from krnet.features.source import FeatureSource, open_features
 from krnet.io.archive import TensorStore
@@ -76,7 +76,7 @@ class ImagesConfig:
 
 def encode_image(image: np.ndarray, config: ImagesConfig) -> bytes:
     """image (H, W, C) uint8"""
-    from PIL import Image
+    Image = require("PIL.Image", "images")
 
     target = io.BytesIO()
     grey = image.shape[2] == 1
@@ -118,7 +118,7 @@ def unpack_webp(packed: bytes, codec: str = "webp") -> bytes:
 
 def decode_image(content: bytes, codec: str, shape: Sequence[int]) -> Tensor:
     """(C, H, W) uint8 of just that shape, or refused."""
-    from PIL import Image
+    Image = require("PIL.Image", "images")
 
     channels, height, width = shape
     file = unpack_webp(content, codec) if codec in WEBP_CHUNKS else content
