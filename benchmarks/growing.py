@@ -24,7 +24,7 @@ from krnet.features.metrics import fidelity
 from krnet.features.source import open_features
 from krnet.features.stats import scan
 from krnet.io import ledger
-from krnet.recorders.base import choose
+from krnet.recorders.base import get_recorder
 
 
 def main():
@@ -51,7 +51,7 @@ def main():
         return fidelity(lambda ids: replays[ids], open_features(features), stats).r2
 
     def record(values, path, budget, share=1.0, **options):
-        if args.iterations and choose(args.recorder).takes_head:
+        if args.iterations and get_recorder(args.recorder).takes_head:
             options["iterations"] = max(1, round(share * args.iterations))
         return krnet.record(
             values, labels[: len(values)], recorder=args.recorder, budget=budget, out=path, device=args.device,

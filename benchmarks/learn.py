@@ -18,7 +18,7 @@ from krnet.config import parse_counts, parse_setting
 from krnet.io import ledger
 
 
-class Print(learning.Silent):
+class Print(learning.SilentWatcher):
     """A line per task on stderr."""
 
     def accuracy(self, method, task, rows):

@@ -35,7 +35,7 @@ import plot_bytes
 
 from krnet import data, protocol
 from krnet import task_loop as learning
-from krnet.config import parse_setting, parse_size, parse_sizes, say_size, unknown_setting
+from krnet.config import format_size, parse_setting, parse_size, parse_sizes, unknown_setting
 from krnet.data.dataset import DataSet
 from krnet.device import pick_device
 from krnet.errors import KrnetError, SettingError
@@ -59,7 +59,9 @@ class Point:
     def name(self) -> str:
         own = {k: v for k, v in self.settings.items() if k != "recorder"}
         parts = [self.method, self.settings.get("recorder"), *(f"{name}={value}" for name, value in own.items())]
-        return ":".join(part for part in parts if part) + ("" if self.budget is None else f"@{say_size(self.budget)}")
+        return ":".join(part for part in parts if part) + (
+            "" if self.budget is None else f"@{format_size(self.budget)}"
+        )
 
 
 def parse_points(methods: str, budgets: Sequence[int]) -> list[Point]:
@@ -68,7 +70,7 @@ def parse_points(methods: str, budgets: Sequence[int]) -> list[Point]:
     for text in filter(None, (part.strip() for part in methods.split(","))):
         described, at, own = text.partition("@")
         name, *parts = described.split(":")
-        known = {field.name for field in fields(base.choose(name).config_class)}
+        known = {field.name for field in fields(base.get_learner(name).config_class)}
         if parts and "=" not in parts[0] and "recorder" in known:
             parts[0] = f"recorder={parts[0]}"
         try:
@@ -120,7 +122,7 @@ class Plan:
     def folder(self, point: Point) -> Path:
         """Other settings, another folder: nothing that was learned is ever taken for something else."""
         images, split = self.load()
-        config = base.plain_settings(base.make_config(base.choose(point.method), self.settings(point)))
+        config = base.plain_settings(base.make_config(base.get_learner(point.method), self.settings(point)))
         kind = pick_device(self.device).type
         whole = [config, images.digest, split.hash, [len(c) for c in split.tasks], self.seed, kind]
         digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:8]
@@ -132,7 +134,7 @@ def load_data(name: str, folder: Path | None) -> DataSet:
     return data.load(name, folder)
 
 
-class Watch(learning.Silent):
+class Watch(learning.SilentWatcher):
     """A line per task on stderr; and one process at a time at the base task, which the others then find."""
 
     def __init__(self, name: str, lock: TextIO):

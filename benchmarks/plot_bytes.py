@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from krnet.config import say_size
+from krnet.config import format_size
 from krnet.errors import SettingError
 from krnet.io.atomic import atomic_write
 from krnet.learners import base
@@ -114,7 +114,7 @@ def title(row: Mapping[str, Any]) -> str:
     """The method, and the preset that its settings are those of: GFR own."""
     method, settings = row["metrics"]["method"], row["settings"]
     presets = [
-        k for k, v in base.choose(method).presets.items() if v and as_rows_have_it(v).items() <= settings.items()
+        k for k, v in base.get_learner(method).presets.items() if v and as_rows_have_it(v).items() <= settings.items()
     ]
     return " ".join([TITLES.get(method, method.upper()), *presets])
 
@@ -125,7 +125,7 @@ def as_rows_have_it(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def defaults(row: Mapping[str, Any]) -> dict[str, Any]:
     """The method's own settings, or its preset's."""
-    learner = base.choose(row["metrics"]["method"])
+    learner = base.get_learner(row["metrics"]["method"])
     usual = {field.name: field.default for field in fields(learner.config_class)}
     preset = title(row).split(" ")[-1]
     return as_rows_have_it(usual | dict(learner.presets.get(preset, {})))
@@ -154,7 +154,7 @@ def gather(rows: Sequence[dict[str, Any]]) -> list[Dot]:
     found: dict[tuple[str, int | None], dict[int, dict[str, Any]]] = {}
     for row in sorted(rows, key=lambda row: row["outcome"] == "ok"):
         method, settings = row["metrics"]["method"], row["settings"]
-        kind = settings.get("recorder", getattr(base.choose(method).config_class, "recorder", None))
+        kind = settings.get("recorder", getattr(base.get_learner(method).config_class, "recorder", None))
         named = told[title(row)] & (USUAL & settings.keys() | unusual(row).keys())  # what is not named is the default
         own = [f"{name}={settings[name]}" for name in sorted(named)]
         series = ", ".join([" ".join(filter(None, [title(row), kind])), *own])
@@ -216,7 +216,7 @@ def by_series(dots: Sequence[Dot]) -> dict[str, list[Dot]]:
 
 def say_sizes(dots: Sequence[Dot]) -> str:
     """3.072–6.083 MB, the first and the last; or one of them"""
-    first, last = (say_size(round(dot.bytes)) for dot in (dots[0], dots[-1]))
+    first, last = (format_size(round(dot.bytes)) for dot in (dots[0], dots[-1]))
     if first == last:
         return first
     return f"{first.split()[0] if first.split()[1] == last.split()[1] else first}–{last}"
@@ -273,7 +273,7 @@ def set_scales(axes: Any, shown: Sequence[Dot]) -> None:
     axes.set_xlim(min(placed) / 1.3, max(placed) * 1.3)
     axes.set(xlabel="bytes stored when all is learned, the current classifier aside", ylabel="last accuracy (%)")
     axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1,) if max(placed) > 50 * min(placed) else (1, 2, 5)))
-    axes.xaxis.set_major_formatter(lambda value, _: say_size(round(value)))
+    axes.xaxis.set_major_formatter(lambda value, _: format_size(round(value)))
     axes.xaxis.set_minor_formatter(ticker.NullFormatter())
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
@@ -333,11 +333,11 @@ def show(dots: Sequence[Dot]) -> None:
     for dot in good:
         over = " over" if dot.budget is not None and dot.bytes > dot.budget else ""
         table.add_row(
-            dot.series, "-" if dot.budget is None else say_size(dot.budget), f"{dot.bytes / 1e6:,.3f}{over}",
+            dot.series, "-" if dot.budget is None else format_size(dot.budget), f"{dot.bytes / 1e6:,.3f}{over}",
             f"{dot.last:.2f}", "-" if dot.average is None else f"{dot.average:.2f}", str(len(dot.rows)), dot.epochs,
         )  # fmt: skip
     width = Console(width=10_000).measure(table).maximum  # a narrow terminal then breaks lines, not numbers
     Console(width=width, highlight=False, markup=False).print(table)
     for dot in (dot for dot in dots if dot.failed):
-        budget = "" if dot.budget is None else f" at {say_size(dot.budget)}"
+        budget = "" if dot.budget is None else f" at {format_size(dot.budget)}"
         print(f"failed: {dot.series}{budget}: {dot.rows[-1]['outcome']}")

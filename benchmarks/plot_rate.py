@@ -47,7 +47,7 @@ def longest(rows):
             continue
         if row["settings"].get("num_samples", NUM_SAMPLES) != NUM_SAMPLES:
             continue  # of small sets
-        recorder = base.choose(row["settings"]["recorder"])
+        recorder = base.get_recorder(row["settings"]["recorder"])
         variants = [dict(parse_setting(part) for part in text.split(":")) for text in recorder.variants]
         settings = given(row, variants)
         if settings and settings not in variants:
@@ -76,7 +76,7 @@ def main():
     args = parser.parse_args()
     rows = [json.loads(line) for line in args.ledger.read_text().splitlines()]
     points = longest(rows)
-    order = {name: number for number, name in enumerate(base.names())}
+    order = {name: number for number, name in enumerate(base.recorder_names())}
     chosen = [points[key] for key in sorted(points, key=lambda key: (order[key[0]], key[1] != "{}", key[1:]))]
     real = {point["real_accuracy"] for point in chosen}
     assert len(real) == 1, f"rows of {len(real)} sets of features: real accuracies {real}"

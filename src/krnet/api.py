@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from krnet.coding.search import smallest_reaching
-from krnet.config import check_choice, check_int, check_range, from_dict, parse_size, say_size
+from krnet.coding.search import smallest_file_reaching
+from krnet.config import check_choice, check_int, check_range, format_size, from_dict, parse_size
 from krnet.device import pick_device
 from krnet.errors import BudgetError, FeatureError, FidelityError, InputError, ProbeError
 from krnet.features.metrics import fidelity
@@ -36,7 +36,7 @@ from krnet.recorders.base import (
     Recorder,
     check_inputs,
     check_names,
-    choose,
+    get_recorder,
 )
 from krnet.recording import PRECISIONS, Recording
 from krnet.recording_file import check_finished, describe, probe_values
@@ -99,7 +99,7 @@ def record(
     lr, ...); `krnet record --recorder NAME --list-settings` prints them.
     """
     earlier = open(start) if isinstance(start, str | os.PathLike) else start
-    chosen = choose(recorder or _default_recorder(preset, earlier))
+    chosen = get_recorder(recorder or _default_recorder(preset, earlier))
     check_inputs(chosen, {"preset": preset, "head": head, "start": earlier, "images": images, "trunk": trunk})
     stops = {"iterations": iterations, "target_r2": target_r2, "time_budget": time_budget}
     given = {name: value for name, value in settings.items() if name in FIT_NAMES}
@@ -198,16 +198,16 @@ def _smallest_reaching(job: Job, recorder: Recorder, target: float) -> tuple[dic
         name = repr(sorted(settings.items()))
         if name not in made:
             made.clear()
-            label = " after ".join([f"fit {len(results) + 1}: {say_size(budget)}", *results[-1:]])
+            label = " after ".join([f"fit {len(results) + 1}: {format_size(budget)}", *results[-1:]])
             watch = _labelled(job.watch, label) if job.watch else None
             own = replace(job, settings=settings, checkpoint=None, resume=False, watch=watch)
             tensors, metadata = describe(own, recorder, recorder.fit(own))
             num_bytes, r2 = archive.file_bytes(tensors, metadata), metadata["metrics"]["r2"]
-            results.append(f"R2 {r2:.4f} in {say_size(num_bytes)}")
+            results.append(f"R2 {r2:.4f} in {format_size(num_bytes)}")
             made[name] = num_bytes, r2, (tensors, metadata)
         return made[name]
 
-    return smallest_reaching(
+    return smallest_file_reaching(
         target,
         make,
         feature_bytes=4 * job.stats.count,

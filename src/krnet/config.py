@@ -237,7 +237,7 @@ def parse_sizes(text: str, name: str = "budgets") -> list[int]:
     return found
 
 
-def say_size(num_bytes: int) -> str:
+def format_size(num_bytes: int) -> str:
     """The shortest of 12 MB, 6.5 MB, 800 kB or 512 bytes that is exact, or nearly so."""
     for unit in ("GB", "MB", "kB"):
         if num_bytes >= SIZE_UNITS[unit.lower()]:

@@ -51,7 +51,7 @@ class Watcher(Protocol):
     def accuracy(self, method: str, task: int, rows: Mapping[str, float]) -> None: ...
 
 
-class Silent:
+class SilentWatcher:
     def work(self, method: str, task: int, num_tasks: int, name: str, epochs: int | None = None) -> None: ...
 
     def status(self, status: Status) -> None: ...
@@ -110,7 +110,7 @@ def learn(
         finished = _finished(folder, resume, plan)
         if finished is not None:
             return finished
-        watcher = watcher or Silent()
+        watcher = watcher or SilentWatcher()
         with torch.random.fork_rng(devices=[]), exact_math():
             torch.manual_seed(seed)
             context = base.Context(data, split, plan.device, seed, folder)
@@ -141,7 +141,7 @@ def _plan(
 ) -> Plan:
     check_int("seed", seed, 0, 2**31)
     where = pick_device(device)
-    learner_class = base.choose(method)
+    learner_class = base.get_learner(method)
     config = base.make_config(learner_class, settings)
     fingerprint = {
         "method": method,

@@ -19,7 +19,7 @@ from krnet.config import check_int, parse_size
 from krnet.errors import SettingError
 from krnet.nn.paper_net import Decoder
 from krnet.nn.sizing import count_parameters, preset_config, sizes_for
-from krnet.recorders.base import Recorder, Stored, check_inputs, check_names, choose, tensor_bytes
+from krnet.recorders.base import Recorder, Stored, check_inputs, check_names, get_recorder, tensor_bytes
 from krnet.recorders.paper.groups import num_groups
 from krnet.recorders.paper.recorder import PaperRecorder
 
@@ -47,7 +47,7 @@ def plan(
         raise SettingError("class_counts is empty; expected the number of samples of at least one class")
     for count in class_counts:
         check_int("class_counts", count, 1)
-    chosen = choose(recorder or ("krnet" if preset is None else "paper"))
+    chosen = get_recorder(recorder or ("krnet" if preset is None else "paper"))
     check_inputs(chosen, {"preset": preset})
     check_names(chosen, settings)
     if isinstance(chosen, PaperRecorder) and budget is None:

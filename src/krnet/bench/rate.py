@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from krnet import api
-from krnet.config import parse_settings, parse_size, say_size, series_name, unknown_setting
+from krnet.config import format_size, parse_settings, parse_size, series_name, unknown_setting
 from krnet.device import pick_device, synchronize
 from krnet.errors import InputError, RecordingError, ResumeError, SettingError
 from krnet.features.metrics import fidelity
@@ -32,7 +32,7 @@ from krnet.features.stats import FeatureStats, scan
 from krnet.io import archive, ledger
 from krnet.io.atomic import AnyPath, read_json, write_json
 from krnet.io.header import digest
-from krnet.nn.loaded import HEAD_BATCH, Head, Trunk, read_head, read_trunk
+from krnet.nn.loaded import HEAD_BATCH, LoadedHead, LoadedTrunk, read_head, read_trunk
 from krnet.recorders import base
 from krnet.recorders.base import check_names
 from krnet.recorders.images.recorder import fingerprint
@@ -57,7 +57,7 @@ class Series:
 
     @classmethod
     def of(cls, recorder: str, settings: Mapping[str, Any]) -> Series:
-        check_names(base.choose(recorder), settings)
+        check_names(base.get_recorder(recorder), settings)
         return cls(recorder, dict(settings))
 
     @property
@@ -73,7 +73,7 @@ class Bench:
     source: FeatureSource
     labels: Tensor | None
     stats: FeatureStats
-    head: Head | None
+    head: LoadedHead | None
     device: torch.device
     options: dict[str, Any]
     """Of every fit: iterations, time_budget, seed."""
@@ -88,7 +88,7 @@ class Bench:
         stem = f"{series.name}-{budget}".replace("/", "_").replace(":", "_")
         path = self.folder / POINTS / f"{stem}.krn"
         kept_at = path.with_suffix(".json")
-        recorder = base.choose(series.recorder)
+        recorder = base.get_recorder(series.recorder)
         # Networks are fitted with the head in view, as they would be for a classifier that is to learn from replays.
         head = self.head if "head" in recorder.inputs else None
         fitted = {"recorder": series.recorder, "given": series.settings, "budget": budget, **self.options}
@@ -127,7 +127,7 @@ class Bench:
 
     def score(self, series: Series, budget: int, path: Path, seconds: float) -> dict[str, Any]:
         """What a file gives back, and what it takes."""
-        pictures = self.pictures if base.choose(series.recorder).replay_inputs else None
+        pictures = self.pictures if base.get_recorder(series.recorder).replay_inputs else None
         recording = api.open(path, self.device, trunk=None if pictures is None else pictures.trunk)
         recording.replay(torch.arange(min(8, len(recording))))  # weights are read, kernels are built
         replay_s, right = 0.0, 0
@@ -179,7 +179,7 @@ class Pictures:
     """For recorders that store images and replay them through a trunk."""
 
     images: FeatureSource
-    trunk: Trunk
+    trunk: LoadedTrunk
 
     @property
     def options(self) -> dict[str, Any]:
@@ -257,7 +257,7 @@ def bench(
         found, smallest = [], None
         for done, budget in enumerate(reversed(sizes)):
             count = f"[{number * len(sizes) + done + 1}/{len(all_series) * len(sizes)}]"
-            say(f"{count} {series.name} at {say_size(budget)}")
+            say(f"{count} {series.name} at {format_size(budget)}")
             if smallest is not None:  # it could not keep a larger budget either; a network's fit may
                 found.append({**smallest, "budget": budget})
                 continue
@@ -271,7 +271,7 @@ def bench(
             found.append(point)
             if new:
                 made({**point, "num_samples": len(source), "real_accuracy": real_accuracy})
-            smallest = point if point["over_budget"] and not base.choose(series.recorder).trains else None
+            smallest = point if point["over_budget"] and not base.get_recorder(series.recorder).trains else None
         result["points"] += reversed(found)
         write_json(folder / RATE, result)
     return result
@@ -279,7 +279,7 @@ def bench(
 
 def _check_given(all_series: Sequence[Series], given: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     """Refuse what is missing, and what nobody would use, before anything is fitted."""
-    chosen = [base.choose(series.recorder) for series in all_series]
+    chosen = [base.get_recorder(series.recorder) for series in all_series]
     required = frozenset[str]().union(*(recorder.required for recorder in chosen))
     for name, value in given.items():
         if (value is not None) != (name in required):
@@ -298,7 +298,7 @@ def _check_given(all_series: Sequence[Series], given: Mapping[str, Any], setting
 
 def default_series(given: Collection[str] = ()) -> list[Series]:
     """Every recorder that these inputs serve, at its best R2 and, where that is another setting, for a classifier."""
-    every = (base.choose(name) for name in base.names())
+    every = (base.get_recorder(name) for name in base.recorder_names())
     chosen = [recorder for recorder in every if recorder.required <= set(given)]
     return [Series.of(recorder.name, more) for recorder in chosen for more in ({}, *recorder.variants)]
 

@@ -17,7 +17,7 @@ import typer
 
 from krnet.cli import output
 from krnet.cli.options import Json, Quiet
-from krnet.cli.progress import Display, Line
+from krnet.cli.progress import Display, ProgressLine
 
 # Small on purpose, and fitted with small batches: many quick updates suit a few minutes on two cores.
 RECORDER: dict[str, Any] = {"group_size": 64, "d0": 96, "c0": 48, "c1": 32, "stride": 2, "batch_size": 200}
@@ -52,7 +52,7 @@ def run(out: Path, display: Display, *, seed: int = 0, short: bool = False) -> d
         # Begun before and not finished: taken up. Finished with these settings: shown as it is.
         runs[name] = task_loop.learn(
             method, digits, split, out=folder, settings=settings, seed=seed, device="cpu", shared=out / "shared",
-            resume=True, watcher=Line(display),
+            resume=True, watcher=ProgressLine(display),
         )  # fmt: skip
     display.phase("drawing")
     picture = out / "demo.png"

@@ -122,25 +122,25 @@ def learn(
     """
     from krnet import data as data_sets
     from krnet import task_loop
-    from krnet.cli.progress import Board, Display, Line, Several
+    from krnet.cli.progress import Display, ProgressLine, TensorBoardLog, Watchers
     from krnet.data import protocol
     from krnet.io import ledger
     from krnet.learners import base
 
     if sizes is not None and (tasks is not None or base_classes is not None):
         raise typer.BadParameter("give either --sizes, or --tasks and --base-classes")
-    every = base.names()
+    every = base.learner_names()
     if not methods and not list_all:
         raise typer.BadParameter(f"none given; expected some of {', '.join(every)}, or all", param_hint="'METHOD...'")
     named = methods or ["all"]
     chosen = list(dict.fromkeys(name for given in named for name in (every if given == "all" else [given])))
     for method in chosen:
-        base.choose(method)
+        base.get_learner(method)
     if list_all:
         everyone = base.LearnerConfig
         print(f"all methods\n{explain_settings(everyone)}")
         for method in chosen:
-            own_config = base.choose(method).config_class
+            own_config = base.get_learner(method).config_class
             print(f"\n{method}\n{explain_settings(own_config, without=same_settings(own_config, everyone))}".rstrip())
         return
     switches: dict[str, Any] = {
@@ -164,7 +164,7 @@ def learn(
         )  # fmt: skip
         name = f"{'-'.join(chosen) if len(chosen) < 4 else 'several'}-{found.name}-{split.num_tasks - 1}"
         folder = out or Path("runs") / f"{name}-{split.order_name}-{seed}".replace("/", "_")
-        watcher = Several([Line(display), Board(folder / "tensorboard")])
+        watcher = Watchers([ProgressLine(display), TensorBoardLog(folder / "tensorboard")])
         common: dict[str, Any] = {"seed": seed, "device": device, "resume": resume, "watcher": watcher}
         ledger.commit()  # of the code that runs, not of what it has become by the end
         try:

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from krnet.config import say_size, series_name
+from krnet.config import format_size, series_name
 
 Rows = list[tuple[str, str]]
 
@@ -209,7 +209,7 @@ def show_rate(result: Mapping[str, Any]) -> None:
 
     accuracy = result["real_accuracy"]
     real = "" if accuracy is None else f"; the head gets {100 * accuracy:.2f} % of the real features right"
-    title = f"{result['features']}: {result['num_samples']:,} samples, {say_size(result['feature_bytes'])}{real}"
+    title = f"{result['features']}: {result['num_samples']:,} samples, {format_size(result['feature_bytes'])}{real}"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     table.add_column("recorder")
     for name in ("budget", "file MB", "bytes/sample", "bits/value", "R2", "replay %", "fit s", "replays/s"):
@@ -217,7 +217,7 @@ def show_rate(result: Mapping[str, Any]) -> None:
     for point in result["points"]:
         table.add_row(
             series_name(point["recorder"], point["given"]),
-            say_size(point["budget"]),
+            format_size(point["budget"]),
             f"{point['bytes'] / 1e6:,.3f}{' over' if point['over_budget'] else ''}",
             f"{point['bytes_per_sample']:,.1f}",
             f"{point['bits_per_value']:.3f}",
@@ -227,7 +227,7 @@ def show_rate(result: Mapping[str, Any]) -> None:
             f"{point['replay_per_second']:,.0f}",
         )
     for failed in result["errors"]:
-        table.add_row(failed["recorder"], say_size(failed["budget"]), "failed")
+        table.add_row(failed["recorder"], format_size(failed["budget"]), "failed")
     # As wide as the table is: a narrow terminal then breaks lines, where rich would break numbers.
     width = Console(width=10_000).measure(table).maximum
     Console(width=width, highlight=False, markup=False).print(table)

@@ -95,7 +95,7 @@ def clock(seconds: float) -> str:
     return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"
 
 
-class Line:
+class ProgressLine:
     """Method, task, piece of work, share done, loss, accuracy so far, time left."""
 
     def __init__(self, display: Display):
@@ -120,7 +120,7 @@ class Line:
         self.display.phase(f"{method}  task {task} done: {found}")
 
 
-class Board:
+class TensorBoardLog:
     """Loss of every piece of work and accuracy after every task, for TensorBoard; none where that is not installed."""
 
     def __init__(self, folder: Path):
@@ -147,7 +147,7 @@ class Board:
             self.writer.flush()
 
 
-class Several:
+class Watchers:
     def __init__(self, watchers: Sequence[Watcher]):
         self.watchers = watchers
 

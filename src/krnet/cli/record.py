@@ -149,10 +149,10 @@ def record(
     """
     from krnet import api
     from krnet.cli.progress import Display
-    from krnet.recorders.base import choose
+    from krnet.recorders.base import get_recorder
 
     if list_all:
-        show_recorder_settings(choose(recorder or ("krnet" if preset is None else "paper")))
+        show_recorder_settings(get_recorder(recorder or ("krnet" if preset is None else "paper")))
         return
     if features is None or out is None:
         raise typer.BadParameter("FEATURES and --out are needed", param_hint="'FEATURES'")
@@ -189,7 +189,7 @@ def record(
         more = (
             f"Record again with more --iterations (these were {info['iterations']:,}), a longer --time-budget, or a "
             f"wider network (--set d0=... or --set c0=...)"
-            if choose(info["recorder"]).stops_at_target
+            if get_recorder(info["recorder"]).stops_at_target
             else "No larger file was better: leave out settings that hold it back, fit longer where there is a network "
             "(--iterations, --time-budget), or take another recorder"
         )

@@ -36,7 +36,7 @@ from krnet.io.archive import TensorStore
 CHUNK_BYTES = 16 << 20  # of numbers in hand while fitting
 CACHE_BYTES = 2 << 30  # of symbols that a reader keeps once it has decoded them
 MAX_BLOCK = 256  # rows; bounds what reading one row may take
-SURVEYED = 4096  # rows from which columns are grouped
+GROUPING_ROWS = 4096  # rows from which columns are grouped
 CENTROID = 127  # parts of a step in which a centroid is kept
 CODED_TENSORS = ("stream", "lengths", "column", "first", "sizes", "weights", "centroids")
 
@@ -71,7 +71,7 @@ class CodedConfig:
 
 
 @dataclass(frozen=True)
-class Numbers:
+class Matrix:
     """A matrix to be coded, read a few rows at a time."""
 
     read: Callable[[Tensor], Tensor]
@@ -80,7 +80,7 @@ class Numbers:
     num_columns: int
 
     @classmethod
-    def of(cls, matrix: Tensor) -> Numbers:
+    def of(cls, matrix: Tensor) -> Matrix:
         return cls(lambda rows: matrix[rows.to(matrix.device)], *matrix.shape)
 
     def chunks(self, rows: Tensor, block_size: int) -> Iterator[Tensor]:
@@ -89,13 +89,13 @@ class Numbers:
         yield from map(self.read, rows.split(num_blocks * block_size))
 
 
-def evenly(num: int, most: int) -> Tensor:
+def evenly_spaced(num: int, most: int) -> Tensor:
     """All of 0 .. num - 1, or `most` of them, evenly spaced."""
     return torch.linspace(0, num - 1, min(num, most), dtype=torch.float64).round().long()
 
 
 @dataclass(frozen=True, eq=False)
-class Survey:
+class MatrixStats:
     """What is known of numbers before they are coded."""
 
     tables: Tables
@@ -105,14 +105,14 @@ class Survey:
     """Of tables and streams, when all planned rows are there, to a percent or so."""
 
 
-def survey(
-    numbers: Numbers,
+def measure(
+    numbers: Matrix,
     config: CodedConfig,
     *,
     max_rows: int | None = None,
     num_planned: int | None = None,
-    held: CodedNumbers | None = None,
-) -> Survey:
+    held: CodedMatrix | None = None,
+) -> MatrixStats:
     """Group the columns, count the symbols; of all rows, or of at most `max_rows` evenly spaced ones.
 
     num_planned  rows that there are to be in the end, by default those that there are
@@ -121,14 +121,14 @@ def survey(
     num_held = held.blocks.num_rows if held else 0
     num_planned = num_planned or num_held + numbers.num_rows
     if held is None:
-        few = evenly(numbers.num_rows, min(SURVEYED, max_rows or SURVEYED))
+        few = evenly_spaced(numbers.num_rows, min(GROUPING_ROWS, max_rows or GROUPING_ROWS))
         met = [histograms(_symbols(chunk, config)) for chunk in numbers.chunks(few, config.block_size)]
         column, radius = group_columns(torch.stack(met).sum(0), len(few) / num_planned), 1
     else:
         column, radius = held.blocks.tables.column, held.blocks.tables.radius
     num_tables = int(column.max()) + 1
 
-    rows = evenly(numbers.num_rows, max_rows or numbers.num_rows)
+    rows = evenly_spaced(numbers.num_rows, max_rows or numbers.num_rows)
     tallies = torch.zeros(2, num_tables, 2 * radius + 1, dtype=torch.float64)  # of symbols, and of their rests
     for chunk in numbers.chunks(rows, config.block_size):
         symbols = _symbols(chunk, config)
@@ -156,7 +156,7 @@ def survey(
     bits = tables.bits(ahead, -radius) + tables.bits(counts, -radius) * (num_planned - num_held) / len(rows)
     num_blocks = -(-num_planned // config.block_size)
     size = bits / 8 + 3 * num_blocks + TABLE_BYTES * len(tables.weights) + 4 * num_tables + len(column)
-    return Survey(tables, centroids.astype(np.int8), size)
+    return MatrixStats(tables, centroids.astype(np.int8), size)
 
 
 def _pairs(*arrays: np.ndarray) -> Iterator[tuple[int, ...]]:
@@ -179,7 +179,7 @@ def too_fine(step: float, found: float, most: int = MAX_ALPHABET, *, least: floa
     )
 
 
-def encode(numbers: Numbers, config: CodedConfig, found: Survey, held: CodedNumbers | None = None) -> CodedNumbers:
+def encode(numbers: Matrix, config: CodedConfig, found: MatrixStats, held: CodedMatrix | None = None) -> CodedMatrix:
     """All rows: those that are held already, if any, then these."""
     tables = found.tables
     lowest = tables.first.astype(np.int32)
@@ -188,7 +188,7 @@ def encode(numbers: Numbers, config: CodedConfig, found: Survey, held: CodedNumb
     # A product that rounds otherwise than when it was counted may just miss the last bin of its table.
     symbols = (np.clip(_symbols(chunk, config).cpu().numpy(), *edges) for chunk in chunks)
     parts = chain(held.symbols() if held else (), symbols)
-    return CodedNumbers(pack(tables, parts, config.block_size), found.centroids)
+    return CodedMatrix(pack(tables, parts, config.block_size), found.centroids)
 
 
 def pack(tables: Tables, parts: Iterable[np.ndarray], block_size: int) -> Blocks:
@@ -207,7 +207,7 @@ def pack(tables: Tables, parts: Iterable[np.ndarray], block_size: int) -> Blocks
 
 
 @dataclass(frozen=True, eq=False)
-class CodedNumbers:
+class CodedMatrix:
     """A matrix of numbers as a file holds it."""
 
     blocks: Blocks
@@ -237,7 +237,7 @@ class CodedNumbers:
         return {prefix + name: torch.from_numpy(array.copy()) for name, array in zip(CODED_TENSORS, arrays)}
 
     @classmethod
-    def load(cls, store: TensorStore, prefix: str, num_rows: int, num_columns: int, block_size: int) -> CodedNumbers:
+    def load(cls, store: TensorStore, prefix: str, num_rows: int, num_columns: int, block_size: int) -> CodedMatrix:
         """Refused unless every size follows from the tensors: a file cannot ask for more than it pays for."""
 
         def get(name: str, dtype: torch.dtype | None, *shape: int) -> np.ndarray:
@@ -259,10 +259,10 @@ class CodedNumbers:
         return cls(blocks, get("centroids", torch.int8, len(tables.weights)))
 
 
-class Reader:
+class MatrixReader:
     """Coded numbers by row. What has been decoded is kept, as symbols, where all of them fit in CACHE_BYTES."""
 
-    def __init__(self, coded: CodedNumbers, config: CodedConfig, device: torch.device):
+    def __init__(self, coded: CodedMatrix, config: CodedConfig, device: torch.device):
         self.coded, self.blocks, self.device = coded, coded.blocks, device
         tables = coded.blocks.tables
         symbols = np.concatenate([np.arange(low, low + size) for low, size in _pairs(tables.first, tables.sizes)])

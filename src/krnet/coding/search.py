@@ -19,7 +19,7 @@ START_SHARE = 1 / 32  # of the bytes of float32 features: where the search for a
 SLACK = 0.02  # share of the error by which a search may end below what was asked for; less where R2 is low
 
 
-def largest(fits: Callable[[int], bool], low: int, high: int) -> int:
+def largest_fitting(fits: Callable[[int], bool], low: int, high: int) -> int:
     """The largest of low .. high that fits, where none after one that does not fit does; low where none fits."""
     while low < high:
         middle = (low + high + 1) // 2
@@ -27,7 +27,7 @@ def largest(fits: Callable[[int], bool], low: int, high: int) -> int:
     return low
 
 
-def search(
+def find_least(
     measure: Callable[[float], float],
     wanted: float,
     *,
@@ -75,7 +75,7 @@ def search(
     return None if above is None else math.exp(above[0])
 
 
-def smallest_reaching(
+def smallest_file_reaching(
     target_r2: float,
     make: Callable[[int], tuple[int, float, T]],
     *,
@@ -127,5 +127,5 @@ def smallest_reaching(
     most = 1.05 * feature_bytes + 2**20
     begin = max(start - fixed, 1.0)
     slack, narrow = max(SLACK * min(1, abs(wanted)), 3 * noise), max(1e-4, 2 * noise)
-    search(reached, wanted, start=begin, low=2.0**6, high=most, slack=slack, narrow=narrow, tries=tries)
+    find_least(reached, wanted, start=begin, low=2.0**6, high=most, slack=slack, narrow=narrow, tries=tries)
     return best[0][2]

@@ -52,6 +52,6 @@ def centre(images: Tensor, crop: int | None) -> Tensor:
     return images[..., top : top + crop, left : left + crop]
 
 
-def normalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+def standardise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """uint8 images as float32: fractions of 255, less the channel's mean, over its standard deviation."""
     return (images.float() / 255 - mean[:, None, None]) / std[:, None, None]

@@ -32,7 +32,7 @@ AnyOrder = str | Iterable[int]
 
 
 @dataclass(frozen=True)
-class Order:
+class ClassOrder:
     name: str
     provenance: str
     """Where it comes from, and who else uses it."""
@@ -63,24 +63,24 @@ def _icarl(num_classes: int) -> list[int]:
 ORDERS = {
     order.name: order
     for order in (
-        Order(
+        ClassOrder(
             "lucir1993",
             "numpy.random.seed(1993); permutation(n): LUCIR (Hou et al. 2019), PyCIL, PASS, FACIL",
             _lucir1993,
         ),
-        Order(
+        ClassOrder(
             "gfr1993",
             "inverse of lucir1993, as labels are mapped by targets = permutation[targets]: GFR-IL (Liu et al. 2020), "
             "Mammoth with --permute_classes 1 --seed 1993",
             _gfr1993,
         ),
-        Order(
+        ClassOrder(
             "icarl",
             "numpy.random.seed(1993), then 100 shuffles of 500 indices, then the classes: iCaRL's own code (Rebuffi "
             "et al. 2017), copied by PODNet, AFC, DER (trial 2); CIFAR-100 only",
             _icarl,
         ),
-        Order("natural", "0, 1, 2, ...: as the data set numbers its classes", lambda n: list(range(n))),
+        ClassOrder("natural", "0, 1, 2, ...: as the data set numbers its classes", lambda n: list(range(n))),
     )
 }
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from krnet.device import free_bytes
-from krnet.features.sampler import Order
+from krnet.features.sampler import BatchOrder
 from krnet.features.source import FeatureSource
 
 RUN_BYTES = 256 << 10  # a disk reads this much in about the time it takes to seek
@@ -35,7 +35,7 @@ class Feed:
         run = -(-RUN_BYTES // source.sample_bytes)
         self.run = 1 if self.resident is not None else max(1, min(run, self.batch_size // 8))
         place = device if self.resident is not None else torch.device("cpu")
-        self._order = Order(self.num_samples, self.batch_size, seed, run=self.run, device=place)
+        self._order = BatchOrder(self.num_samples, self.batch_size, seed, run=self.run, device=place)
         self._pool = ThreadPoolExecutor(READERS) if self.resident is None else None
         self._side = torch.cuda.Stream(device) if self._pool and device.type == "cuda" else None
         self._waiting: deque[tuple[int, Future[tuple[Tensor, Tensor]]]] = deque()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 
-class Order:
+class BatchOrder:
     def __init__(
         self, num_samples: int, batch_size: int, seed: int, *, run: int = 1, device: torch.device | None = None
     ):

@@ -350,11 +350,11 @@ def register(cls: type[Learner]) -> type[Learner]:
     return cls
 
 
-def names() -> tuple[str, ...]:
+def learner_names() -> tuple[str, ...]:
     return tuple(_REGISTRY)
 
 
-def choose(name: str) -> type[Learner]:
+def get_learner(name: str) -> type[Learner]:
     if name not in _REGISTRY:
         raise unknown_setting(name, _REGISTRY, "method")
     return _REGISTRY[name]

@@ -35,7 +35,7 @@ def herd(features: Tensor, number: int) -> Tensor:
     return torch.cat(chosen)
 
 
-def choose(features: Tensor, labels: Tensor, per_class: int) -> Tensor:
+def herd_classes(features: Tensor, labels: Tensor, per_class: int) -> Tensor:
     """Places of the images to keep of each class: class after class in rising order, the best of each first."""
     parts = []
     for label in labels.unique():

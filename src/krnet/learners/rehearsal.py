@@ -38,7 +38,7 @@ from torch import Tensor
 from krnet.config import check_choice, check_int
 from krnet.errors import SettingError
 from krnet.learners.base import Context, Learner, LearnerConfig
-from krnet.learners.exemplars import Exemplars, choose, class_means, nearest
+from krnet.learners.exemplars import Exemplars, class_means, herd_classes, nearest
 from krnet.nn.heads import Classifier
 from krnet.train.classifier import ImageBatches, Images
 
@@ -131,7 +131,7 @@ class Rehearsal(Learner):
         ids = context.task_ids(self.task)
         features = self.apply(self.model.features, context.train, ids)
         labels = context.train_labels[ids].to(self.device)
-        chosen = choose(features, labels, per_class)
+        chosen = herd_classes(features, labels, per_class)
         pixels = context.train.pixels[ids.to(self.device)[chosen]]
         self.exemplars = self.exemplars.shrunk(per_class).extended(pixels, labels[chosen])
         self.means = self._means()

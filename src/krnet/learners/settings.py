@@ -22,7 +22,7 @@ def defaults_for(data: DataSet, method: str) -> dict[str, Any]:
     common = {"backbone": "resnet18-small", "fixed_layers": 13, "base_epochs": 100, "epochs": 100}
     if size <= 96:
         return common
-    return {**common, "backbone": "resnet18", **base.choose(method).large_images}
+    return {**common, "backbone": "resnet18", **base.get_learner(method).large_images}
 
 
 def settings_of(
@@ -32,14 +32,16 @@ def settings_of(
 
     preset  settings to start from, of the methods that have some of that name (gfr: own)
     """
-    presets = {m: base.choose(m).presets for m in methods}
+    presets = {m: base.get_learner(m).presets for m in methods}
     if preset is not None and not any(preset in found for found in presets.values()):
         known_presets = sorted({name for found in presets.values() for name in found})
         raise SettingError(f"preset is {preset!r}; these methods have {', '.join(known_presets) or 'none'}")
-    known = {m: {f.name for f in fields(base.choose(m).config_class)} for m in methods}
+    known = {m: {f.name for f in fields(base.get_learner(m).config_class)} for m in methods}
     for name in given:
         if not any(name in names for names in known.values()):
-            having = [m for m in base.names() if name in {f.name for f in fields(base.choose(m).config_class)}]
+            having = [
+                m for m in base.learner_names() if name in {f.name for f in fields(base.get_learner(m).config_class)}
+            ]
             if having:
                 raise SettingError(
                     f"unknown setting {name!r} of {', '.join(methods)}: it is one of {', '.join(having)}. Leave it out"

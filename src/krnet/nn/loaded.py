@@ -71,7 +71,7 @@ class Loaded(nn.Module):
         return isinstance(made, Tensor) and made.shape[:1] == (num_samples,)
 
 
-class Head(Loaded):
+class LoadedHead(Loaded):
     """Feature maps (B, *shape) -> logits (B, classes)."""
 
     kind, reads, makes = "head", "feature maps", "logits of each class"
@@ -102,14 +102,14 @@ class Head(Loaded):
         return int((logits.argmax(1).cpu() == labels).sum())
 
 
-class Trunk(Loaded):
+class LoadedTrunk(Loaded):
     """Normalised images (B, C, H, W) -> feature maps (B, *shape)."""
 
     kind, reads, makes = "trunk", "images", "a feature map of each"
     wanted = "the trunk that made the features of these images"
 
 
-Kind = TypeVar("Kind", Head, Trunk)
+Kind = TypeVar("Kind", LoadedHead, LoadedTrunk)
 
 
 class Unfused(nn.Module):
@@ -129,20 +129,20 @@ class Unfused(nn.Module):
             return self.module(x)
 
 
-def read_head(path: AnyPath, device: torch.device) -> Head:
+def read_head(path: AnyPath, device: torch.device) -> LoadedHead:
     """torch.export (.pt2), TorchScript, or the folder of a `krnet learn kril` run: its F2 and classifier."""
-    return _read(Head, Path(path), device)
+    return _read(LoadedHead, Path(path), device)
 
 
-def read_trunk(path: AnyPath, device: torch.device) -> Trunk:
+def read_trunk(path: AnyPath, device: torch.device) -> LoadedTrunk:
     """torch.export (.pt2), TorchScript, or the folder of a `krnet learn kril` run: its F1."""
-    return _read(Trunk, Path(path), device)
+    return _read(LoadedTrunk, Path(path), device)
 
 
 def _read(kind: type[Kind], path: Path, device: torch.device) -> Kind:
     if path.is_dir():
         trunk, head, checksum = _network_of_run(path)
-        return kind(path.name, (head if kind is Head else trunk).to(device).eval(), digest=checksum)
+        return kind(path.name, (head if kind is LoadedHead else trunk).to(device).eval(), digest=checksum)
     if not path.is_file():
         raise InputError(
             f"{path}: no such file; expected a {kind.kind}, as torch.export.save or torch.jit.save write it"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from krnet.coding.matrix import MAX_BLOCK, CodedNumbers
+from krnet.coding.matrix import MAX_BLOCK, CodedMatrix
 from krnet.io.archive import TensorStore
 from krnet.recorders.base import Job
 from krnet.recorders.maps import mean_map, normalised_chunks
@@ -76,9 +76,9 @@ def principal_axes(job: Job, components: int | None) -> Axes:
     return Axes(mean, axes.T.flip(0), std)
 
 
-def load_axes(store: TensorStore, num_values: int, num_kept: int) -> CodedNumbers:
+def load_axes(store: TensorStore, num_values: int, num_kept: int) -> CodedMatrix:
     """Axes, scaled, (values, k)."""
-    return CodedNumbers.load(store, AXES, num_values, num_kept, MAX_BLOCK)
+    return CodedMatrix.load(store, AXES, num_values, num_kept, MAX_BLOCK)
 
 
 def least_squares(axes: Tensor) -> Tensor:

@@ -274,7 +274,7 @@ def check_inputs(recorder: Recorder, given: Mapping[str, object]) -> None:
     """Refuse inputs that a recorder does not take."""
     for name, value in given.items():
         if value is not None and name not in recorder.inputs:
-            takers = [other for other in names() if name in _REGISTRY[other].inputs]
+            takers = [other for other in recorder_names() if name in _REGISTRY[other].inputs]
             raise InputError(
                 f"{name} is given, and recorder {recorder.name} has no use for it; leave {name} out, or take recorder "
                 f"{' or '.join(takers)}"
@@ -314,13 +314,13 @@ def register(cls: type[Recorder]) -> type[Recorder]:
     return cls
 
 
-def choose(name: str) -> Recorder:
+def get_recorder(name: str) -> Recorder:
     """A recorder by the name a caller gives."""
     check_choice("recorder", name, sorted(_REGISTRY))
     return _REGISTRY[name]
 
 
-def names() -> tuple[str, ...]:
+def recorder_names() -> tuple[str, ...]:
     """All recorders, in the order in which they were registered."""
     return tuple(_REGISTRY)
 

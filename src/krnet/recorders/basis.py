@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from krnet.coding.matrix import CODED_TENSORS, Numbers, Reader
+from krnet.coding.matrix import CODED_TENSORS, Matrix, MatrixReader
 from krnet.device import exact_math
 from krnet.features.samples import Samples
 from krnet.features.stats import denormalise
@@ -45,7 +45,7 @@ class Basis(ABC):
 
 
 class CodedReplayer(Replayer):
-    def __init__(self, reader: Reader, basis: Basis, samples: Samples, low: Tensor, high: Tensor):
+    def __init__(self, reader: MatrixReader, basis: Basis, samples: Samples, low: Tensor, high: Tensor):
         self.reader, self.basis, self.shape, self.low, self.high = reader, basis, samples.shape, low, high
 
     @torch.inference_mode()
@@ -78,8 +78,8 @@ def stored_matrix(
     return {prefix + name: tensor for name, tensor in found.items()}
 
 
-def numbers_of(job: Job, basis: Basis) -> Numbers:
-    return Numbers(lambda ids: basis.forward(normalised(job, ids)), len(job.source), basis.num_columns)
+def matrix_of(job: Job, basis: Basis) -> Matrix:
+    return Matrix(lambda ids: basis.forward(normalised(job, ids)), len(job.source), basis.num_columns)
 
 
 def planned_bytes(job: Job, content: Content, prefix: str, held: int = 0) -> int:

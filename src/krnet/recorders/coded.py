@@ -21,15 +21,15 @@ from torch import Tensor
 from krnet.coding.entropy import MAX_ALPHABET, RESTORE
 from krnet.coding.matrix import (
     CodedConfig,
-    CodedNumbers,
-    Numbers,
-    Reader,
+    CodedMatrix,
+    Matrix,
+    MatrixReader,
     TooFineError,
     encode,
-    survey,
+    measure,
     too_fine,
 )
-from krnet.coding.search import search
+from krnet.coding.search import find_least
 from krnet.config import from_dict
 from krnet.device import exact_math
 from krnet.errors import InputError, NotARecordingError
@@ -41,15 +41,15 @@ from krnet.recorders.basis import (
     UNUSED,
     Basis,
     CodedReplayer,
-    numbers_of,
+    matrix_of,
     planned_bytes,
     stored_edges,
     stored_matrix,
 )
 from krnet.recorders.growth import CodedGrowth
-from krnet.recorders.maps import learned_once
+from krnet.recorders.maps import once_for_features
 
-SEARCHED = 1024  # rows from which sizes are guessed
+SEARCH_ROWS = 1024  # rows from which sizes are guessed
 
 
 class CodedRecorder(Recorder):
@@ -70,10 +70,10 @@ class CodedRecorder(Recorder):
     def basis(self, job: Job, config: Any, learned: Any) -> tuple[Basis, Any]:
         """The basis, and the settings with all that they left open."""
 
-    def draft(self, job: Job, config: Any, learned: Any) -> tuple[Numbers, Any, dict[str, int]]:
+    def draft(self, job: Job, config: Any, learned: Any) -> tuple[Matrix, Any, dict[str, int]]:
         """The numbers that would be coded, the settings, and about how many bytes each tensor of the basis takes."""
         basis, config = self.basis(job, config, learned)
-        return numbers_of(job, basis), config, {name: tensor.nbytes for name, tensor in basis.tensors().items()}
+        return matrix_of(job, basis), config, {name: tensor.nbytes for name, tensor in basis.tensors().items()}
 
     @abstractmethod
     def restore(self, samples: Samples, config: Any, store: TensorStore, low: Tensor, high: Tensor) -> Basis:
@@ -90,7 +90,7 @@ class CodedRecorder(Recorder):
         return {**stored_edges(shape), **basis, **coded}
 
     def _learn(self, job: Job, config: Any) -> Any:
-        return learned_once(job, self.name, getattr(config, "components", None), lambda: self.learn(job, config))
+        return once_for_features(job, self.name, getattr(config, "components", None), lambda: self.learn(job, config))
 
     def fit(self, job: Job) -> Content:
         if job.start is not None:
@@ -99,12 +99,12 @@ class CodedRecorder(Recorder):
         started = time.perf_counter()
         with exact_math(), torch.inference_mode():
             basis, config = self.basis(job, config, self._learn(job, config))
-            numbers = numbers_of(job, basis)
-            coded = encode(numbers, config, survey(numbers, config, num_planned=job.num_planned))
+            numbers = matrix_of(job, basis)
+            coded = encode(numbers, config, measure(numbers, config, num_planned=job.num_planned))
         tensors = {"low": job.stats.low, "high": job.stats.high, **basis.tensors(), **coded.tensors(PREFIX)}
         return Content(tensors=tensors, settings=asdict(config), seconds=time.perf_counter() - started)
 
-    def size_bytes(self, job: Job, settings: Mapping[str, Any], *, max_rows: int | None = SEARCHED) -> int:
+    def size_bytes(self, job: Job, settings: Mapping[str, Any], *, max_rows: int | None = SEARCH_ROWS) -> int:
         """About how large a file `fit` would make, without coding it; from all samples, or from `max_rows` of them.
 
         Like all sizes that a budget is kept with, when it has grown to all samples that are planned.
@@ -112,7 +112,7 @@ class CodedRecorder(Recorder):
         config = from_dict(self.config_class, settings)
         with exact_math(), torch.inference_mode():
             numbers, config, own = self.draft(job, config, self._learn(job, config))
-            found = survey(numbers, config, max_rows=max_rows, num_planned=job.num_planned)
+            found = measure(numbers, config, max_rows=max_rows, num_planned=job.num_planned)
         own |= {"low": job.stats.low.nbytes, "high": job.stats.high.nbytes}
         stored = self.stored(job.source.shape, len(job.source), asdict(config))
         overhead = planned_overhead(job, len(stored), asdict(config))
@@ -142,7 +142,9 @@ class CodedRecorder(Recorder):
                 return -math.inf
 
         for _ in range(4):
-            found = search(smallness, -math.log(aim), start=step, low=finest, high=widest, slack=UNUSED / 2, tries=16)
+            found = find_least(
+                smallness, -math.log(aim), start=step, low=finest, high=widest, slack=UNUSED / 2, tries=16
+            )
             step = float(f"{found or widest:.5g}")
             usable, size = self._usable(job, given, step)
             finest = usable if usable > step else finest
@@ -180,5 +182,5 @@ class CodedRecorder(Recorder):
         shape = ((samples.shape or (1,))[0],)
         low, high = (store.tensor(name, shape=shape, dtype=torch.float32).to(device) for name in ("low", "high"))
         basis = self.restore(samples, config, store, low, high)
-        coded = CodedNumbers.load(store, PREFIX, samples.num_samples, basis.num_columns, config.block_size)
-        return CodedReplayer(Reader(coded, config, device), basis, samples, low, high)
+        coded = CodedMatrix.load(store, PREFIX, samples.num_samples, basis.num_columns, config.block_size)
+        return CodedReplayer(MatrixReader(coded, config, device), basis, samples, low, high)

@@ -118,7 +118,7 @@ class NetworkFit(ABC):
     def make_optimizers(self) -> list[torch.optim.Optimizer]:
         return optimizers_for(self.net, self.job.fit, self.device)
 
-    def moved(self, ids: Tensor) -> None:  # noqa: B027  most have none
+    def after_step(self, ids: Tensor) -> None:  # noqa: B027  most have none
         """After the optimizers: whatever else a step changes."""
 
     @torch.no_grad()
@@ -153,7 +153,7 @@ class NetworkFit(ABC):
         if self.head is None:
             return first, first
         # Samples come in random order: the first of them stand for all.
-        shown = slice(self.job.fit.num_shown(len(values)))
+        shown = slice(self.job.fit.num_head_samples(len(values)))
         replayed = denormalise(output[shown], self.low, self.high).view_as(values[shown])
         seen = self.head(replayed)
         wanted = self.head(values[shown].float()) if self.seen is None else self.seen.index_select(0, ids[shown])
@@ -183,7 +183,7 @@ class NetworkFit(ABC):
         total.backward()
         for optimizer in self.optimizers:
             optimizer.step()
-        self.moved(ids)
+        self.after_step(ids)
         return first.detach()
 
     def capture(self) -> Graphed:
@@ -322,7 +322,7 @@ def fit_fingerprint(job: Job) -> dict[str, Any]:
     kept["head"] = None if head is None else digest(head.state_dict().values())
     kept["start"] = None if job.start is None else job.start.fingerprint
     kept["gamma"] = None if head is None else job.fit.gamma
-    kept["shown"] = None if head is None else job.fit.num_shown(job.fit.batch_size)
+    kept["shown"] = None if head is None else job.fit.num_head_samples(job.fit.batch_size)
     return kept
 
 

@@ -30,14 +30,14 @@ import torch
 from torch import Tensor
 
 from krnet.coding.entropy import MAX_ALPHABET, MAX_SYMBOL, RESTORE, to_symbols
-from krnet.coding.matrix import CODED_TENSORS, CodedConfig, Numbers, Survey, encode, survey
+from krnet.coding.matrix import CODED_TENSORS, CodedConfig, Matrix, MatrixStats, encode, measure
 from krnet.config import check_range, from_dict
 from krnet.device import exact_math
 from krnet.errors import InputError, NotARecordingError, SettingError
 from krnet.features.samples import Samples
 from krnet.features.stats import normalise
 from krnet.recorders.base import Content, Earlier, Job, Recorder, planned_overhead
-from krnet.recorders.basis import PREFIX, UNUSED, CodedReplayer, numbers_of, planned_bytes
+from krnet.recorders.basis import PREFIX, UNUSED, CodedReplayer, matrix_of, planned_bytes
 
 CHECKED = 64  # samples held that show whether these features are those that were recorded
 COUNTED = 0.95  # share of them: the error of a few may be that of hundreds
@@ -135,7 +135,7 @@ class Growth(ABC):
         keep_settings(job, self.config, (self.free,))
 
     @abstractmethod
-    def coding(self, value: float) -> tuple[Numbers, CodedConfig]:
+    def coding(self, value: float) -> tuple[Matrix, CodedConfig]:
         """Numbers of the new samples, and how they are coded, where the free setting has this value."""
 
     @abstractmethod
@@ -193,10 +193,10 @@ class Growth(ABC):
         overhead = planned_overhead(self.job, len(own) + len(self.stored), asdict(self.config))
         return found.size_bytes + sum(tensor.nbytes for tensor in own) + overhead
 
-    def _surveyed(self, value: float, num_planned: int | None = None) -> tuple[Numbers, CodedConfig, Survey]:
+    def _surveyed(self, value: float, num_planned: int | None = None) -> tuple[Matrix, CodedConfig, MatrixStats]:
         numbers, config = self.coding(value)
         try:
-            return numbers, config, survey(numbers, config, num_planned=num_planned, held=self.held)
+            return numbers, config, measure(numbers, config, num_planned=num_planned, held=self.held)
         except SettingError as error:  # more symbols than a table may have
             raise SettingError(f"{self.start.path}: {error}; and record without start") from error
 
@@ -210,9 +210,9 @@ class CodedGrowth(Growth):
 
     prefix, free, limits = PREFIX, "dead_zone", (0.5, float(MAX_SYMBOL))
 
-    def coding(self, value: float) -> tuple[Numbers, CodedConfig]:
+    def coding(self, value: float) -> tuple[Matrix, CodedConfig]:
         config = replace(self.config, dead_zone=min(value, self.config.dead_zone))
-        numbers, least = self._within(numbers_of(self.new, self.basis), config), value * config.step
+        numbers, least = self._within(matrix_of(self.new, self.basis), config), value * config.step
 
         def read(rows: Tensor) -> Tensor:
             found = numbers.read(rows)
@@ -220,7 +220,7 @@ class CodedGrowth(Growth):
 
         return replace(numbers, read=numbers.read if value <= config.dead_zone else read), config
 
-    def _within(self, numbers: Numbers, config: CodedConfig) -> Numbers:
+    def _within(self, numbers: Matrix, config: CodedConfig) -> Matrix:
         """Cut to what tables have symbols for, those of the recording among them; as they are where all fit."""
         tables = self.held.blocks.tables
         first = tables.first.astype(np.int64)
@@ -239,7 +239,7 @@ class CodedGrowth(Growth):
     @cached_property
     def _range(self) -> Tensor:
         """(2,) the least and the largest number of the new samples."""
-        numbers = numbers_of(self.new, self.basis)
+        numbers = matrix_of(self.new, self.basis)
         chunks = numbers.chunks(torch.arange(numbers.num_rows), self.config.block_size)
         ends = torch.stack([torch.stack(chunk.aminmax()) for chunk in chunks])  # (chunks, 2)
         return torch.stack([ends[:, 0].min(), ends[:, 1].max()])

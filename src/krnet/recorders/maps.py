@@ -55,7 +55,7 @@ def coordinates(job: Job, mean: Tensor, axes: Tensor) -> Tensor:
     return found
 
 
-def learned_once(job: Job, recorder: str, components: int | None, learn: Callable[[], T]) -> T:
+def once_for_features(job: Job, recorder: str, components: int | None, learn: Callable[[], T]) -> T:
     """`learn()`, once for the same features: a search among settings fits them many times."""
     key = (recorder, str(job.device), job.fit.seed, components)
     if LEARNED.get(job.source, (None, None))[0] != key:

@@ -20,7 +20,16 @@ import torch
 from torch import Tensor
 
 from krnet.coding.entropy import RESTORE
-from krnet.coding.matrix import CODED_TENSORS, MAX_BLOCK, CodedConfig, CodedNumbers, Numbers, Reader, encode, survey
+from krnet.coding.matrix import (
+    CODED_TENSORS,
+    MAX_BLOCK,
+    CodedConfig,
+    CodedMatrix,
+    Matrix,
+    MatrixReader,
+    encode,
+    measure,
+)
 from krnet.config import check_int
 from krnet.errors import NotARecordingError, SettingError
 from krnet.features.samples import Samples
@@ -28,7 +37,7 @@ from krnet.io.archive import TensorStore
 from krnet.recorders.axes import AXES, FINEST, WORTH, Axes, least_squares, load_axes, principal_axes
 from krnet.recorders.base import Job, Stored, register
 from krnet.recorders.basis import Basis, stored_matrix
-from krnet.recorders.coded import SEARCHED, CodedRecorder
+from krnet.recorders.coded import SEARCH_ROWS, CodedRecorder
 from krnet.recorders.maps import normalised
 
 WHOLE = CodedConfig(step=1.0, block_size=MAX_BLOCK)  # how the axes are coded, once they are scaled
@@ -49,11 +58,11 @@ class PCAConfig(CodedConfig):
 
 
 class Components(Basis):
-    def __init__(self, mean: Tensor, scale: Tensor, coded: CodedNumbers, axes: Tensor | None = None):
+    def __init__(self, mean: Tensor, scale: Tensor, coded: CodedMatrix, axes: Tensor | None = None):
         """mean (values,) float16; scale (k,); coded: the axes, scaled, (values, k); axes (k, values): not yet coded."""
         self.mean, self.scale, self.coded = mean, scale, coded
         self.num_columns = len(scale)
-        scaled = Reader(coded, WHOLE, mean.device).read(torch.arange(len(mean)))
+        scaled = MatrixReader(coded, WHOLE, mean.device).read(torch.arange(len(mean)))
         self.restored = (scaled / scale).T.contiguous()  # (k, values)
         self._axes = axes
 
@@ -89,19 +98,19 @@ class PCARecorder(CodedRecorder):
 
     def basis(self, job: Job, config: PCAConfig, learned: Axes) -> tuple[Components, PCAConfig]:
         axes, scale, numbers = self._scaled(job, config, learned)
-        basis = Components(learned.mean.half(), scale, encode(numbers, WHOLE, survey(numbers, WHOLE)), axes)
+        basis = Components(learned.mean.half(), scale, encode(numbers, WHOLE, measure(numbers, WHOLE)), axes)
         return basis, replace(config, components=len(axes))
 
-    def draft(self, job: Job, config: PCAConfig, learned: Axes) -> tuple[Numbers, PCAConfig, dict[str, int]]:
+    def draft(self, job: Job, config: PCAConfig, learned: Axes) -> tuple[Matrix, PCAConfig, dict[str, int]]:
         """Without coding the axes, which would take as long as all the rest of a search."""
         axes, scale, numbers = self._scaled(job, config, learned)
         own = {"mean": 2 * len(learned.mean), "scale": scale.nbytes}
         own |= {f"{AXES}{name}": 0 for name in CODED_TENSORS}
-        own[f"{AXES}stream"] = round(survey(numbers, WHOLE, max_rows=SEARCHED).size_bytes)
+        own[f"{AXES}stream"] = round(measure(numbers, WHOLE, max_rows=SEARCH_ROWS).size_bytes)
         rows = lambda ids: (normalised(job, ids).flatten(1) - learned.mean) @ axes.T  # noqa: E731
-        return Numbers(rows, len(job.source), len(axes)), replace(config, components=len(axes)), own
+        return Matrix(rows, len(job.source), len(axes)), replace(config, components=len(axes)), own
 
-    def _scaled(self, job: Job, config: PCAConfig, learned: Axes) -> tuple[Tensor, Tensor, Numbers]:
+    def _scaled(self, job: Job, config: PCAConfig, learned: Axes) -> tuple[Tensor, Tensor, Matrix]:
         """The axes that are kept (k, values), their scales (k,), and the numbers that are to be coded of them."""
         num_kept = config.components or max(1, int((learned.std > WORTH * config.step).sum()))
         assert num_kept <= len(learned.axes), f"{num_kept} axes of {len(learned.axes)} that were learned"
@@ -110,7 +119,7 @@ class PCARecorder(CodedRecorder):
         wide = (axes * std[:, None]).abs().max().item()
         scale = std / max(config.step / math.sqrt(job.num_planned), wide / FINEST)
         scaled = (axes * scale[:, None]).T  # (values, k), to be rounded to whole numbers
-        return axes, scale, Numbers.of(scaled)
+        return axes, scale, Matrix.of(scaled)
 
     def stored_basis(self, shape: Sequence[int], config: PCAConfig) -> tuple[dict[str, Stored], int]:
         num_values, num_kept = math.prod(shape), config.components or 0

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from krnet.data import augment
 from krnet.data.dataset import DataSet
 from krnet.device import Graphed, fast_math
-from krnet.features.sampler import Order
+from krnet.features.sampler import BatchOrder
 from krnet.train.loop import Checkpoint, Status, train
 
 Watch = Callable[[Status], None]
@@ -81,7 +81,7 @@ class ImageBatches:
         """transform: what is done to a batch last, images and labels; part of the CUDA graph, so of fixed shapes."""
         self.images, self.seed, self.transform = images, seed, transform
         self.labels, self.ids = labels.to(images.device), ids.to(images.device)
-        self.order = Order(len(ids), batch_size, seed, device=images.device)
+        self.order = BatchOrder(len(ids), batch_size, seed, device=images.device)
         self.batch_size, self.num_samples = self.order.batch_size, len(ids)
         data = images.data
         self.draws = Draws(self.batch_size, data.shift, data.flip, seed, images.device) if augmented else None
@@ -113,7 +113,7 @@ class Images:
             pixels = augment.crop_flip(pixels, draws, data.pad, data.crop)
         else:
             pixels = augment.centre(pixels, data.crop)
-        images = augment.normalise(pixels, self.mean, self.std)
+        images = augment.standardise(pixels, self.mean, self.std)
         return images.contiguous(memory_format=torch.channels_last) if self.device.type == "cuda" else images
 
 

@@ -15,7 +15,7 @@ from krnet.config import check_choice, check_int, check_range
 
 SCHEDULES = {"fast": 6000, "paper": 40000}
 """Learning-rate schedules and their iterations."""
-LEAST_SHOWN = 32  # samples of a batch
+MIN_HEAD_SAMPLES = 32  # samples of a batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +65,9 @@ class FitConfig:
             check_range(name, getattr(self, name), 0)
         check_range("head_share", self.head_share, 0, 1)
 
-    def num_shown(self, batch_size: int) -> int:
+    def num_head_samples(self, batch_size: int) -> int:
         """Samples of a batch that the head is shown."""
-        return min(batch_size, max(LEAST_SHOWN, round(self.head_share * batch_size)))
+        return min(batch_size, max(MIN_HEAD_SAMPLES, round(self.head_share * batch_size)))
 
     @property
     def max_iterations(self) -> int | None:

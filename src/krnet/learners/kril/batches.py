@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from krnet.features.sampler import Order
+from krnet.features.sampler import BatchOrder
 from krnet.learners.base import Learner
 from krnet.train.classifier import Draws, Images
 
@@ -75,8 +75,8 @@ class MixedBatches:
         self.batch_size = min(batch_size, self.num_samples)
         share = round(self.batch_size * len(old_labels) / self.num_samples)
         self.num_old = max(1, min(self.batch_size - 1, share))
-        self.old_order = Order(len(old_labels), self.num_old, seed, device=device)
-        self.new_order = Order(len(new.ids), self.batch_size - self.num_old, seed + 1, device=device)
+        self.old_order = BatchOrder(len(old_labels), self.num_old, seed, device=device)
+        self.new_order = BatchOrder(len(new.ids), self.batch_size - self.num_old, seed + 1, device=device)
         self.num_old, num_new = self.old_order.batch_size, self.new_order.batch_size
         self.batch_size = self.num_old + num_new
         self.draws = Draws(self.batch_size, new.shift, new.images.data.flip, seed, device)

@@ -22,7 +22,7 @@ from krnet.errors import BudgetError
 from krnet.learners.base import Context
 from krnet.learners.kril.settings import KrilConfig
 from krnet.nn.paper_config import PAPER_FITS
-from krnet.recorders.base import choose
+from krnet.recorders.base import get_recorder
 from krnet.train.classifier import Saving, Watch
 from krnet.train.config import SCHEDULES, FitConfig
 
@@ -56,7 +56,7 @@ class RecorderFit:
 
     def run(self, saving: Saving | None, watch: Watch | None) -> None:
         options = self.options | {"device": str(self.device), "resume": saving is not None and saving.resume}
-        if saving is not None and choose(options["recorder"]).trains:
+        if saving is not None and get_recorder(options["recorder"]).trains:
             options["checkpoint_s"] = saving.every_s
         tell = None if watch is None else (lambda status, r2: watch(status))
         try:

@@ -9,7 +9,7 @@ from typing import Any
 from krnet.config import check_choice, check_int, check_range, parse_settings
 from krnet.errors import SettingError
 from krnet.learners.base import LearnerConfig
-from krnet.recorders.base import FIT_NAMES, Recorder, check_names, choose, recorder_name
+from krnet.recorders.base import FIT_NAMES, Recorder, check_names, get_recorder, recorder_name
 from krnet.train.config import SCHEDULES, FitConfig
 
 # Settings of a fit that have a place of their own.
@@ -129,7 +129,7 @@ class KrilConfig(LearnerConfig):
     @property
     def chosen_recorder(self) -> Recorder:
         assert self.recorder is not None, "resolved when the settings are made"
-        return choose(self.recorder)
+        return get_recorder(self.recorder)
 
     def _own_settings(self) -> dict[str, Any]:
         given = self.recorder_settings

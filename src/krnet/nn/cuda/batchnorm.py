@@ -29,7 +29,7 @@ def fits(x: Tensor, norm: nn.BatchNorm2d) -> bool:
     return known and norm.weight.dtype == torch.float32 and rows > int(norm.training)
 
 
-class Split:
+class Tiling:
     """How maps, read as (rows, channels), are shared out among blocks."""
 
     def __init__(self, x: Tensor):
@@ -63,7 +63,7 @@ class Split:
 
 def forward(x: Tensor, norm: nn.BatchNorm2d, skip: Tensor | None, relu: bool) -> tuple[Tensor, Tensor]:
     """y, and mean and 1 / standard deviation (2, C) for backward; moves the running statistics in training."""
-    split, y = Split(x), kernels.channels_last(x)
+    split, y = Tiling(x), kernels.channels_last(x)
     moments = torch.empty(2, split.channels, device=x.device)
     mean, var, num_batches = norm.running_mean, norm.running_var, norm.num_batches_tracked
     assert mean is not None and var is not None and num_batches is not None, f"{norm} keeps no statistics"
@@ -83,7 +83,7 @@ def backward(
     skip: bool, relu: bool, training: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
     """Gradients by x, by weight and bias, and by the skip. y is needed where there are both a skip and a ReLU."""
-    split, dx = Split(x), kernels.channels_last(x)
+    split, dx = Tiling(x), kernels.channels_last(x)
     dskip = kernels.channels_last(x) if skip and relu else gradient if skip else None
     partials, sums = split.partials(x), torch.empty_like(moments)
     flags: dict[str, int | str] = {"SKIP": int(skip), "RELU": int(relu)}

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from krnet.coding.search import largest
+from krnet.coding.search import largest_fitting
 from krnet.config import from_dict
 from krnet.nn.paper_config import KERNEL, DecoderConfig
 from krnet.nn.paper_net import Decoder
@@ -98,20 +98,22 @@ def for_budget(job: Job, budget: int) -> dict[str, Any]:
     # What takes more than the features as they are is of no use, and a decoder of more weights than krnet may have
     # by default is more than a machine has memory for.
     budget = min(budget, 4 * job.samples.num_samples * math.prod(shape) + overhead_bytes(job, 1, {}))
-    most_steps = largest(lambda steps: num_weights(decoder(steps), within(steps, most)) <= MAX_PARAMETERS, 0, MAX_STEPS)
+    most_steps = largest_fitting(
+        lambda steps: num_weights(decoder(steps), within(steps, most)) <= MAX_PARAMETERS, 0, MAX_STEPS
+    )
     limit = within(most_steps, most)
 
     def affordable(bits: int) -> bool:
         return (size(bits, 0, least) if bits <= USUAL else size(bits, most_steps, limit)) <= budget
 
-    bits = largest(affordable, 0, len(BITS) - 1)
+    bits = largest_fitting(affordable, 0, len(BITS) - 1)
 
     def widest(steps: int, most_bytes: float) -> int:
         """The widest code with which the file has at most so many bytes."""
-        width = largest(lambda width: size(bits, steps, width) <= most_bytes, least, limit)
+        width = largest_fitting(lambda width: size(bits, steps, width) <= most_bytes, least, limit)
         return width if width < EVEN_WIDTH or width == limit else width // 8 * 8
 
     smallest = size(bits, 0, least)
     width = widest(0, smallest + CODE_SHARE * (budget - smallest))
-    steps = largest(lambda steps: size(bits, steps, within(steps, width)) <= budget, 0, most_steps)
+    steps = largest_fitting(lambda steps: size(bits, steps, within(steps, width)) <= budget, 0, most_steps)
     return asdict(config(bits, steps, widest(steps, budget)))

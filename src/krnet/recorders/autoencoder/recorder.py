@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from krnet.coding.entropy import RESTORE
-from krnet.coding.matrix import CodedNumbers, Numbers, Reader, encode, survey
+from krnet.coding.matrix import CodedMatrix, Matrix, MatrixReader, encode, measure
 from krnet.config import from_dict
 from krnet.device import exact_math
 from krnet.errors import InputError, NotARecordingError, OversizedRecordingError, SettingError
@@ -83,8 +83,8 @@ class AutoencoderFit(NetworkFit):
         if self.config.step is None:
             tensors = {CODES: codes}
         else:
-            numbers = Numbers(lambda rows: codes[rows].float(), *codes.shape)
-            tensors = encode(numbers, self.config.coding, survey(numbers, self.config.coding)).tensors(f"{CODES}.")
+            numbers = Matrix(lambda rows: codes[rows].float(), *codes.shape)
+            tensors = encode(numbers, self.config.coding, measure(numbers, self.config.coding)).tensors(f"{CODES}.")
         return Content(
             tensors={
                 **tensors,
@@ -108,8 +108,8 @@ def read_codes(
     if step is None:
         floats = store.tensor(CODES, shape=(num_samples, width), dtype=torch.float32)
         return lambda ids: floats[ids].to(device)
-    coded = CodedNumbers.load(store, f"{CODES}.", num_samples, width, config.block_size)
-    reader = Reader(coded, config.coding, device)
+    coded = CodedMatrix.load(store, f"{CODES}.", num_samples, width, config.block_size)
+    reader = MatrixReader(coded, config.coding, device)
     return lambda ids: reader.read(ids) * step
 
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from krnet.coding.matrix import CodedConfig, Numbers, encode, survey
+from krnet.coding.matrix import CodedConfig, Matrix, encode, measure
 from krnet.coding.weights import StraightThrough, pack, rounded, rounding_plan
 from krnet.device import exact_math
 from krnet.recorders.axes import AXES, EXACT, FINEST, Axes, principal_axes
@@ -31,7 +31,7 @@ from krnet.recorders.base import Content, Job
 from krnet.recorders.compact.codes import ALMOST, CodesFit, fixed_bytes, laplace_bits, with_codes
 from krnet.recorders.compact.network import WHOLE, CompactConfig, CompactNet
 from krnet.recorders.fit import NET
-from krnet.recorders.maps import coordinates, learned_once
+from krnet.recorders.maps import coordinates, once_for_features
 from krnet.train.loop import Outcome
 
 AXES_RATE = 0.1  # learning rate of the axes, as a share of the network's
@@ -63,7 +63,7 @@ class CompactFit(CodesFit):
             free = max(self.config.most_bytes - fixed_bytes(self.job, self.config), 1)
             with torch.no_grad():
                 lines = net.axes.to(self.device)
-                of_axes, of_codes = (survey(*part).size_bytes for part in self.numbers(lines, self.config))
+                of_axes, of_codes = (measure(*part).size_bytes for part in self.numbers(lines, self.config))
                 taken = laplace_bits(self.codes.abs().mean(0) / self.step_size).sum() + self.axis_bits(lines)
                 self.wanted = taken * (ALMOST * free / (of_axes + of_codes * self.growth))
         return net
@@ -73,12 +73,12 @@ class CompactFit(CodesFit):
         """By how much there will be more samples than now."""
         return self.job.num_planned / len(self.codes)
 
-    def numbers(self, axes: Tensor, config: CompactConfig) -> tuple[tuple[Numbers, CodedConfig], ...]:
+    def numbers(self, axes: Tensor, config: CompactConfig) -> tuple[tuple[Matrix, CodedConfig], ...]:
         """What is to be coded, and how: the axes, and the codes."""
         lines = (axes.detach() * self.scale).T  # (values, k)
         return (
-            (Numbers.of(lines), WHOLE),
-            (Numbers(lambda rows: config.thinned(self.codes[rows.to(self.device)]), *self.codes.shape), config.coding),
+            (Matrix.of(lines), WHOLE),
+            (Matrix(lambda rows: config.thinned(self.codes[rows.to(self.device)]), *self.codes.shape), config.coding),
         )
 
     @property
@@ -118,9 +118,9 @@ class CompactFit(CodesFit):
         return functional_call(self.net, weights, (StraightThrough.apply(self.chosen, self.step_size),))
 
     @torch.no_grad()
-    def moved(self, ids: Tensor) -> None:
+    def after_step(self, ids: Tensor) -> None:
         """The step goes to where the file has its size."""
-        super().moved(ids)
+        super().after_step(ids)
         self.follow(self.step_size, self.taken, self.least_step)
 
     @torch.no_grad()
@@ -130,7 +130,7 @@ class CompactFit(CodesFit):
         refine = pack(dict(self.net.refine.named_parameters()), self.plan) if self.config.c1 else {}
         tensors = {f"{NET}{name}": value for name, value in refine.items()}
         axes, _ = self.numbers(self.lines, self.config)
-        tensors |= encode(*axes, survey(*axes)).tensors(AXES)
+        tensors |= encode(*axes, measure(*axes)).tensors(AXES)
         tensors |= {"mean": self.net.mean.half(), "scale": self.scale[:, 0].half(), "unit": self.net.unit.clone()}
         tensors |= {"low": self.job.stats.low, "high": self.job.stats.high}
         tensors = {name: tensor.cpu() for name, tensor in tensors.items()}
@@ -157,4 +157,4 @@ def learned(job: Job) -> Axes:
     """Once for the same features: a search fits them several times."""
     components = job.settings.get("components") if math.prod(job.source.shape) > EXACT else None
     with exact_math(), torch.inference_mode():
-        return learned_once(job, "compact", components, lambda: principal_axes(job, components))
+        return once_for_features(job, "compact", components, lambda: principal_axes(job, components))

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from krnet.coding.matrix import Numbers, Reader, Survey, TooFineError, encode, evenly, survey
+from krnet.coding.matrix import Matrix, MatrixReader, MatrixStats, TooFineError, encode, evenly_spaced, measure
 from krnet.coding.weights import coded_bits
 from krnet.config import from_dict
 from krnet.nn.sizing import map_shape
 from krnet.recorders.axes import EXACT, Axes
 from krnet.recorders.base import Job
-from krnet.recorders.coded import SEARCHED
+from krnet.recorders.coded import SEARCH_ROWS
 from krnet.recorders.compact.axes_fit import axis_scale, axis_spread, learned
 from krnet.recorders.compact.codes import fixed_bytes, network_bytes
 from krnet.recorders.compact.network import CompactConfig, zero_map
@@ -100,13 +100,13 @@ def without_axes(job: Job, budget: int) -> tuple[CompactConfig, float]:
         return from_dict(CompactConfig, {**given, "components": 0})
 
     zero = zero_map(job.source.shape, job.stats.low, job.stats.high).to(job.device)
-    codes = values(job, zero, evenly(len(job.source), SEARCHED))
+    codes = values(job, zero, evenly_spaced(len(job.source), SEARCH_ROWS))
 
     def rounding(c1: int) -> tuple[CompactConfig, float]:
         fixed = fixed_bytes(job, network(c1))
 
-        def found(step: float) -> Survey:
-            return survey(Numbers.of(codes), network(c1, step).coding, num_planned=job.num_planned)
+        def found(step: float) -> MatrixStats:
+            return measure(Matrix.of(codes), network(c1, step).coding, num_planned=job.num_planned)
 
         def too_large(step: float) -> bool:
             try:
@@ -115,8 +115,8 @@ def without_axes(job: Job, budget: int) -> tuple[CompactConfig, float]:
                 return True
 
         config = network(c1, float(f"{where_it_ends(too_large, 1, 0.03)[1]:.5g}"))
-        coded = encode(Numbers.of(codes), config.coding, found(config.step))
-        restored = Reader(coded, config.coding, job.device).read(torch.arange(len(codes)))
+        coded = encode(Matrix.of(codes), config.coding, found(config.step))
+        restored = MatrixReader(coded, config.coding, job.device).read(torch.arange(len(codes)))
         return config, float((restored - codes).double().square().mean()) / max(job.stats.variance, 1e-12)
 
     plain = rounding(0)

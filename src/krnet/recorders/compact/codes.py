@@ -13,8 +13,8 @@ from dataclasses import asdict, replace
 import torch
 from torch import Tensor
 
-from krnet.coding.matrix import CODED_TENSORS, CodedConfig, CodedNumbers, Numbers, encode, survey
-from krnet.coding.search import largest
+from krnet.coding.matrix import CODED_TENSORS, CodedConfig, CodedMatrix, Matrix, encode, measure
+from krnet.coding.search import largest_fitting
 from krnet.recorders.axes import AXES
 from krnet.recorders.base import Content, Job, overhead_bytes, tensor_bytes
 from krnet.recorders.compact.network import CODES, CompactConfig, CompactNet, stored_tensors
@@ -65,7 +65,7 @@ class CodesFit(NetworkFit):
         return first, total + (2 * math.log(2) / 12) * self.step_size.square() * taken
 
     @torch.no_grad()
-    def moved(self, ids: Tensor) -> None:
+    def after_step(self, ids: Tensor) -> None:
         assert self.chosen.grad is not None
         # The loss is a mean over the batch, a code's own error is not. Its gradient was taken where the code is rounded
         # to: brought back to where it is, it does not drive codes to and fro over the edges of their bins.
@@ -102,9 +102,9 @@ def with_codes(
     tensors: dict[str, Tensor],
     config: CompactConfig,
     outcome: Outcome,
-    numbers: Callable[[CompactConfig], tuple[Numbers, CodedConfig]],
+    numbers: Callable[[CompactConfig], tuple[Matrix, CodedConfig]],
     growth: float = 1.0,
-    held: CodedNumbers | None = None,
+    held: CodedMatrix | None = None,
 ) -> Content:
     """What the file holds: the network's tensors, and the codes, in as many bytes as there may be.
 
@@ -121,15 +121,15 @@ def with_codes(
         return config.most_bytes is not None and before + growth * num_bytes > config.most_bytes
 
     def size(zone: int) -> float:
-        return survey(*numbers(at(zone)), held=held).size_bytes
+        return measure(*numbers(at(zone)), held=held).size_bytes
 
     # Whether it is too large is known well enough from a survey; the last word has the coder.
     zone = 0
     if too_large(size(0)):
-        zone = 1 + largest(lambda n: too_large(size(n)), 0, ZONES - 1)
+        zone = 1 + largest_fitting(lambda n: too_large(size(n)), 0, ZONES - 1)
     while True:
         codes = numbers(at(zone))
-        coded = encode(*codes, survey(*codes, held=held), held).tensors(CODES)
+        coded = encode(*codes, measure(*codes, held=held), held).tensors(CODES)
         if zone >= ZONES or not too_large(sum(t.nbytes for t in coded.values())):
             break
         zone += 1

@@ -15,7 +15,7 @@ from dataclasses import asdict
 import torch
 from torch import Tensor
 
-from krnet.coding.matrix import CODED_TENSORS, CodedConfig, Numbers, survey
+from krnet.coding.matrix import CODED_TENSORS, CodedConfig, Matrix, measure
 from krnet.coding.weights import StraightThrough
 from krnet.config import from_dict
 from krnet.device import exact_math
@@ -65,7 +65,7 @@ class GrownFit(CodesFit):
         before = sum(tensor.nbytes for tensor in network(self.start, self.config).values())
         before += sum(self.start.tensor(f"{CODES}{name}").nbytes for name in CODED_TENSORS)
         before += overhead_bytes(self.whole, len(stored), asdict(self.config))
-        found = survey(Numbers.of(self.codes), self.config.coding)
+        found = measure(Matrix.of(self.codes), self.config.coding)
         share = max(self.config.most_bytes - before, 1) / found.size_bytes
         return super().bits(self.codes) * min(ALMOST * share, 1.0)
 
@@ -80,8 +80,8 @@ class GrownFit(CodesFit):
         return super().bits(codes) * self.price
 
     @torch.no_grad()
-    def moved(self, ids: Tensor) -> None:
-        super().moved(ids)
+    def after_step(self, ids: Tensor) -> None:
+        super().after_step(ids)
         self.follow(self.price, self.taken / self.price, 1.0, DEAREST)
 
     def state(self) -> dict[str, Tensor]:
@@ -91,7 +91,7 @@ class GrownFit(CodesFit):
         super().load_state(state)
         self.price.copy_(state["price"])
 
-    def numbers(self, config: CompactConfig) -> tuple[Numbers, CodedConfig]:
+    def numbers(self, config: CompactConfig) -> tuple[Matrix, CodedConfig]:
         """Codes of all samples: those from before are whole steps, and stay what they are."""
         held = len(self.start)
 
@@ -99,7 +99,7 @@ class GrownFit(CodesFit):
             new = config.thinned(self.codes[(rows[rows >= held] - held).to(self.device)])
             return torch.cat([self.old.read(rows[rows < held]), new])
 
-        return Numbers(read, held + len(self.codes), config.components), config.coding
+        return Matrix(read, held + len(self.codes), config.components), config.coding
 
     @torch.no_grad()
     def content(self, outcome: Outcome) -> Content:
@@ -119,8 +119,8 @@ def grow_values(job: Job, config: CompactConfig, whole: Job) -> Content:
     held = read_codes(len(start), math.prod(job.source.shape), config, start, job.device).coded
     codes = values(job, zero_map(job.source.shape, job.stats.low, job.stats.high).to(job.device))
 
-    def numbers(config: CompactConfig) -> tuple[Numbers, CodedConfig]:
-        return Numbers.of(thinned(codes, config)), config.coding
+    def numbers(config: CompactConfig) -> tuple[Matrix, CodedConfig]:
+        return Matrix.of(thinned(codes, config)), config.coding
 
     outcome = Outcome(0, time.perf_counter() - started, "done")
     return with_codes(whole, network(start, config), config, outcome, numbers, held=held)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from krnet.coding.entropy import RESTORE
-from krnet.coding.matrix import MAX_BLOCK, CodedConfig, CodedNumbers, Reader
+from krnet.coding.matrix import MAX_BLOCK, CodedConfig, CodedMatrix, MatrixReader
 from krnet.coding.weights import rounding_plan, unpack
 from krnet.config import check_choice, check_int, check_range, from_dict
 from krnet.errors import InputError, NotARecordingError
@@ -170,7 +170,7 @@ def read_network(shape: tuple[int, ...], config: CompactConfig, store: TensorSto
     if k:
         coded = load_axes(store, num_values, k)
         scale = store.tensor("scale", shape=(k,), dtype=torch.float16).float()
-        lines = Reader(coded, WHOLE, torch.device("cpu")).read(torch.arange(num_values)).T / scale[:, None]
+        lines = MatrixReader(coded, WHOLE, torch.device("cpu")).read(torch.arange(num_values)).T / scale[:, None]
         weights["axes"] = lines.contiguous()
         weights["mean"] = store.tensor("mean", shape=(num_values,), dtype=torch.float16).float()
     else:
@@ -183,6 +183,6 @@ def read_network(shape: tuple[int, ...], config: CompactConfig, store: TensorSto
 
 def read_codes(
     num_samples: int, num_values: int, config: CompactConfig, store: TensorStore, device: torch.device
-) -> Reader:
-    codes = CodedNumbers.load(store, CODES, num_samples, config.components or num_values, config.block_size)
-    return Reader(codes, config.coding, device)
+) -> MatrixReader:
+    codes = CodedMatrix.load(store, CODES, num_samples, config.components or num_values, config.block_size)
+    return MatrixReader(codes, config.coding, device)

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from krnet.coding.matrix import CENTROID, CodedConfig, Numbers, survey
-from krnet.coding.search import largest
+from krnet.coding.matrix import CENTROID, CodedConfig, Matrix, measure
+from krnet.coding.search import largest_fitting
 from krnet.coding.weights import pack, rounded, rounding_plan
 from krnet.recorders.axes import FINEST
 from krnet.recorders.base import Content, Job, Stored, overhead_bytes
@@ -79,7 +79,7 @@ class ValuesFit(CodesFit):
     def _look(self) -> None:
         """At the file as it would be now: where numbers are read back, and how large it is."""
         config = replace(self.config, step=float(self.step_size))
-        found = survey(*self.numbers(config), max_rows=ROWS, num_planned=self.job.num_planned)
+        found = measure(*self.numbers(config), max_rows=ROWS, num_planned=self.job.num_planned)
         tables = found.tables
         radius = max(tables.radius, NEAR)
         centres = tables.spread(found.centroids, radius)[tables.column, radius - NEAR : radius + NEAR + 1]
@@ -106,8 +106,8 @@ class ValuesFit(CodesFit):
     def make_optimizers(self) -> list[torch.optim.Optimizer]:
         return super().make_optimizers() if self.config.c1 else []
 
-    def numbers(self, config: CompactConfig) -> tuple[Numbers, CodedConfig]:
-        return Numbers(lambda rows: thinned(self.codes[rows.to(self.device)], config), *self.codes.shape), config.coding
+    def numbers(self, config: CompactConfig) -> tuple[Matrix, CodedConfig]:
+        return Matrix(lambda rows: thinned(self.codes[rows.to(self.device)], config), *self.codes.shape), config.coding
 
     def state(self) -> dict[str, Tensor]:
         return super().state() | {"centres": self.centres}
@@ -135,6 +135,6 @@ class ValuesFit(CodesFit):
                 return replace(config, step=max(config.step / FINER**n, self.least_step))
 
             # What is left over makes the step finer.
-            last = largest(lambda n: survey(*self.numbers(finer(n))).size_bytes * growth <= free, 0, TRIED)
+            last = largest_fitting(lambda n: measure(*self.numbers(finer(n))).size_bytes * growth <= free, 0, TRIED)
             config = finer(last)
         return with_codes(self.job, tensors, config, outcome, self.numbers, growth=growth)

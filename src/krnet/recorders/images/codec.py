@@ -68,7 +68,7 @@ class ImagesConfig:
             if len(values := getattr(self, name)) not in (1, channels):
                 raise SettingError(f"{name} is {values}; the images have {channels} channels")
 
-    def normalise(self, images: Tensor) -> Tensor:
+    def standardise(self, images: Tensor) -> Tensor:
         """uint8 images (n, C, H, W) as the trunk takes them."""
         mean, std = (torch.tensor(v, device=images.device)[:, None, None] for v in (self.mean, self.std))
         return (images.float() / 255 - mean) / std

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from krnet.coding.search import largest
+from krnet.coding.search import largest_fitting
 from krnet.config import from_dict
 from krnet.device import exact_math, fast_math
 from krnet.errors import InputError, NotARecordingError
@@ -86,7 +86,7 @@ class Network:
         found = []
         for some in images.split(chunk_size(images.shape[1:])):
             with fast_math(self.device) if fast else exact_math():
-                made = self.module(self.config.normalise(some.to(self.device)))
+                made = self.module(self.config.standardise(some.to(self.device)))
             if not isinstance(made, Tensor) or made.shape != (len(some), *self.shape):
                 what = tuple(made.shape[1:]) if isinstance(made, Tensor) else type(made).__name__
                 raise InputError(f"the trunk makes features of {what}; the recorded ones are {self.shape}")
@@ -187,7 +187,7 @@ class ImagesRecorder(Recorder):
 
         def highest_that_fits(config: ImagesConfig) -> ImagesConfig:
             fits = lambda quality: size(replace(config, quality=quality)) <= budget  # noqa: E731
-            return replace(config, quality=largest(fits, *qualities(config)))
+            return replace(config, quality=largest_fitting(fits, *qualities(config)))
 
         forms, tried = given.forms(job.settings), list[ImagesConfig]()
         for lossless in (True, False):  # where a lossless one fits, no quality need be searched

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from krnet.coding.search import largest
+from krnet.coding.search import largest_fitting
 from krnet.coding.weights import Rounding, pack, rounded, rounding_plan, step_for, unpack
 from krnet.config import from_dict
 from krnet.device import exact_math
@@ -138,7 +138,7 @@ class PaperRecorder(Recorder):
 
         def fitting(make: Callable[[int], NetworkConfig], low: int, high: int) -> NetworkConfig:
             """The largest of make(low .. high) that keeps the budget; the smallest where none does."""
-            return make(largest(lambda n: self.size_bytes(job, make(n)) <= budget, low, high))
+            return make(largest_fitting(lambda n: self.size_bytes(job, make(n)) <= budget, low, high))
 
         if job.preset is not None:
             found = preset_config(job.source.shape, job.preset, **network)

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from krnet.coding.entropy import MAX_TABLES
 from krnet.coding.kmeans import constrain, kmeans, nearest
-from krnet.coding.matrix import MAX_BLOCK, evenly
+from krnet.coding.matrix import MAX_BLOCK, evenly_spaced
 from krnet.config import check_int, check_range
 from krnet.errors import SettingError
 from krnet.recorders.base import Job
 from krnet.recorders.basis import Basis
-from krnet.recorders.maps import learned_once, normalised_chunks
+from krnet.recorders.maps import normalised_chunks, once_for_features
 
 T = TypeVar("T")
 MAX_BITS = 12  # the coder's largest alphabet
@@ -224,7 +224,7 @@ class Kept:
 
 def kept_for(job: Job) -> Kept:
     """Gone with the features."""
-    return learned_once(job, "pq", None, Kept)
+    return once_for_features(job, "pq", None, Kept)
 
 
 def training_positions(job: Job, wanted: int) -> Tensor:
@@ -238,7 +238,7 @@ def training_positions(job: Job, wanted: int) -> Tensor:
 def read_positions(job: Job, wanted: int) -> Tensor:
     per_sample = math.prod((job.source.shape or (1,))[1:])
     num_read = min(len(job.source), max(READ_SAMPLES, -(-wanted // per_sample)))
-    ids = evenly(len(job.source), num_read)
+    ids = evenly_spaced(len(job.source), num_read)
     generator = torch.Generator().manual_seed(job.fit.seed)
     found = []
     for x in normalised_chunks(job, ids):

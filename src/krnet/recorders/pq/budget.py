@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from krnet.coding.entropy import MAX_TABLES
-from krnet.coding.matrix import evenly
-from krnet.coding.search import search
+from krnet.coding.matrix import evenly_spaced
+from krnet.coding.search import find_least
 from krnet.config import from_dict
 from krnet.recorders.base import Job
 from krnet.recorders.pq.books import PQConfig, Trainer, kept_for, resolved
@@ -177,7 +177,7 @@ class Try:
         self.config = replace(config, train_positions=num_tried, rounds=rounds, rotations=turns)
         self.shape = job.source.shape or (1,)
         self.per_sample = math.prod(self.shape[1:])
-        self.ids = evenly(len(job.source), -(-num_tried // self.per_sample))
+        self.ids = evenly_spaced(len(job.source), -(-num_tried // self.per_sample))
         self.trainer: Trainer | None = None
         self.measured: dict[float, tuple[float, float, float]] = {}
 
@@ -215,7 +215,7 @@ def find_weight(size: Callable[[float], float], budget: float, *, start: float, 
     def smallness(weight: float) -> float:
         return -math.log(size(weight))
 
-    found = search(smallness, -math.log(budget), start=max(start, 1e-5), low=1e-8, high=10.0, slack=slack, tries=9)
+    found = find_least(smallness, -math.log(budget), start=max(start, 1e-5), low=1e-8, high=10.0, slack=slack, tries=9)
     return 10.0 if found is None else found
 
 

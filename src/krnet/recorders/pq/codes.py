@@ -16,7 +16,7 @@ from torch import Tensor
 
 from krnet.coding.entropy import MAX_TABLES, Tables
 from krnet.coding.kmeans import tally
-from krnet.coding.matrix import CHUNK_BYTES, MAX_BLOCK, CodedConfig, CodedNumbers, Numbers, encode, survey
+from krnet.coding.matrix import CHUNK_BYTES, MAX_BLOCK, CodedConfig, CodedMatrix, Matrix, encode, measure
 from krnet.recorders.base import Job, Stored, planned_overhead
 from krnet.recorders.basis import stored_edges, stored_matrix
 from krnet.recorders.maps import normalised_chunks
@@ -118,13 +118,13 @@ def make_tables(codes: Codes, num_planned: int) -> tuple[Tables, float]:
     return tables, tables.bits(counted, 0) / 8 * times
 
 
-def code_entries(books: Codebooks, step: float) -> CodedNumbers:
+def code_entries(books: Codebooks, step: float) -> CodedMatrix:
     """All entries as one matrix (k, C), the parts side by side; those of fewer entries end in zeros."""
     num_entries = max(map(len, books.entries))
     padded = [torch.nn.functional.pad(e, (0, 0, 0, num_entries - len(e))) for e in books.entries]
-    numbers = Numbers.of(torch.cat(padded, dim=1))
+    numbers = Matrix.of(torch.cat(padded, dim=1))
     config = CodedConfig(step=step, block_size=MAX_BLOCK)
-    return encode(numbers, config, survey(numbers, config))
+    return encode(numbers, config, measure(numbers, config))
 
 
 def stored_tensors(shape: Sequence[int], num_samples: int, config: PQConfig) -> dict[str, Stored]:

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from krnet.coding.matrix import CODED_TENSORS, CodedConfig, Numbers
+from krnet.coding.matrix import CODED_TENSORS, CodedConfig, Matrix
 from krnet.recorders.base import Job, Recorder
-from krnet.recorders.basis import numbers_of
+from krnet.recorders.basis import matrix_of
 from krnet.recorders.growth import Growth
 from krnet.recorders.pq.books import Codebooks, PQConfig
 from krnet.recorders.pq.codes import CODE, CODES, ENTRIES
@@ -35,10 +35,10 @@ class PQGrowth(Growth):
             count = np.pad(count, (0, max(0, len(entries) - len(count))))[: len(entries)] + 0.5
             self.bits.append(torch.from_numpy(-np.log2(count / count.sum())).float().to(job.device))
 
-    def coding(self, value: float) -> tuple[Numbers, CodedConfig]:
+    def coding(self, value: float) -> tuple[Matrix, CodedConfig]:
         books, costs = self.books, [value * bits for bits in self.bits]
         books = Codebooks(books.shape, books.order, books.turn, books.entries, costs)
-        return numbers_of(self.new, books), replace(CODE, block_size=self.config.block_size)
+        return matrix_of(self.new, books), replace(CODE, block_size=self.config.block_size)
 
     def own(self) -> dict[str, Tensor]:
         names = ["order", "sizes", *(["turn"] if self.config.rotations else [])]

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from krnet.coding.entropy import RESTORE
-from krnet.coding.matrix import CHUNK_BYTES, MAX_BLOCK, CodedConfig, CodedNumbers, Reader, pack
+from krnet.coding.matrix import CHUNK_BYTES, MAX_BLOCK, CodedConfig, CodedMatrix, MatrixReader, pack
 from krnet.config import from_dict
 from krnet.device import exact_math
 from krnet.errors import InputError, NotARecordingError, SettingError
@@ -70,7 +70,7 @@ class PQRecorder(Recorder):
         step = config.block_size * max(1, CHUNK_BYTES // (4 * values.shape[1] * config.block_size))
         parts = (values[begin : begin + step] for begin in range(0, len(values), step))
         blocks = pack(tables, parts, config.block_size)
-        coded = CodedNumbers(blocks, np.zeros(0, np.int8)).tensors(CODES)
+        coded = CodedMatrix(blocks, np.zeros(0, np.int8)).tensors(CODES)
         del coded[CODES + "centroids"]
         tensors = {"low": job.stats.low, "high": job.stats.high, **plan.own, **coded}
         return Content(tensors=tensors, settings=asdict(plan.config), seconds=time.perf_counter() - started)
@@ -113,17 +113,17 @@ class PQRecorder(Recorder):
             raise NotARecordingError(f"the order of channels leaves some out. {RESTORE}")
         if not 1 <= int(num_entries.min()) <= int(num_entries.max()) <= 2**MAX_BITS:
             raise NotARecordingError(f"codebooks of {num_entries.tolist()} entries. {RESTORE}")
-        coded = CodedNumbers.load(store, ENTRIES, int(num_entries.max()), shape[0], MAX_BLOCK)
-        reader = Reader(coded, CodedConfig(step=step, block_size=MAX_BLOCK), device)
+        coded = CodedMatrix.load(store, ENTRIES, int(num_entries.max()), shape[0], MAX_BLOCK)
+        reader = MatrixReader(coded, CodedConfig(step=step, block_size=MAX_BLOCK), device)
         matrix = reader.read(torch.arange(int(num_entries.max())))
         parts = zip(matrix.split(widths, dim=1), num_entries.tolist())
         turn = store.tensor("turn", shape=(shape[0],) * 2, dtype=torch.float16).to(device) if config.rotations else None
         books = Codebooks(shape, order.to(device), turn, [part[:size].contiguous() for part, size in parts])
-        codes = CodedNumbers.load(
+        codes = CodedMatrix.load(
             WithoutCentroids(store), CODES, samples.num_samples, books.num_columns, config.block_size
         )
         tables = codes.blocks.tables
         last = (tables.first.astype(np.int64) + tables.sizes)[tables.column]  # of each column, and one more
         if tables.first.min() < 0 or (last > num_entries.repeat_interleave(books.num_positions).numpy()).any():
             raise NotARecordingError(f"the tables have codes that no codebook has. {RESTORE}")
-        return CodedReplayer(Reader(codes, CODE, device), books, samples, low, high)
+        return CodedReplayer(MatrixReader(codes, CODE, device), books, samples, low, high)
