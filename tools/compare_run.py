@@ -213,7 +213,8 @@ def add_recordings() -> None:
     add("compact-many-budget", "compact", lambda n: small.maps(1500, (16, 6, 6)), budget=30_000, **FIT)
     add("compact-many-large-budget", "compact", lambda n: small.maps(1500, (16, 6, 6)), budget=120_000, **FIT)
     add("compact-repaired-budget", "compact", lambda n: small.maps(300, (16, 8, 8)), budget=60_000, components=0, **FIT)
-    add("compact-long-budget", "compact", budget=40_000, components=8, iterations=2000)
+    long = {"budget": 40_000, "components": 60, "iterations": 2000, "batch_size": 32}
+    add("compact-long-budget", "compact", lambda n: small.maps(400, (8, 6, 6)), **long)
     add("compact-wide-budget", "compact", lambda n: small.maps(60, (40, 16, 16)), budget=60_000, iterations=10)
     add("pca-wide-budget", "pca", lambda n: small.maps(60, (40, 16, 16)), budget=100_000)
     # The smallest that is good enough.
