@@ -1,6 +1,7 @@
-"""Record feature maps in a network and replay them by sample ID; learn new classes on the replays of the old ones.
+"""Record feature maps in a small file and replay them by sample ID; learn new classes while replaying the old ones.
 
 import krnet
+
 recording = krnet.record(features, labels, out="features.krn")
 recording[5]
 tasks = krnet.protocol.split("lucir1993", num_classes=100, tasks=10)
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from krnet.recording import Recording
     from krnet.task_loop import learn
 
-# Public name -> the module that has it; None: the name is a module itself.
+# Public name -> the module that defines it; None if the name is a module itself.
 _HOMES = {
     "Recording": "recording",
     "data": None,
@@ -33,7 +34,7 @@ __all__ = ["KrnetError", "Recording", "RecordingError", "data", "learn", "open",
 
 
 def __getattr__(name: str) -> Any:
-    """Import torch when it is first needed: `krnet --help` should not wait for it."""
+    """Import a public name when it is first used, so that `krnet --help` does not wait for torch."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = _HOMES[name]

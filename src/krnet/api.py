@@ -1,4 +1,4 @@
-"""The calls a user makes: record, open, verify.
+"""The functions of the public API: record, open, verify.
 
 features, labels -> record -> OUT.krn -> open -> Recording
                                       -> verify -> report, or the error that says what is wrong
@@ -39,13 +39,13 @@ from krnet.recorders.base import (
     get_recorder,
 )
 from krnet.recording import PRECISIONS, Recording
-from krnet.recording_file import check_finished, describe, probe_values
+from krnet.recording_file import check_finished, file_contents, probe_values
 from krnet.train.config import FitConfig
 from krnet.train.loop import Status
 
 AnyPath = str | os.PathLike[str]
-FIT_NOISE = 0.01  # share by which errors of networks differ whose sizes hardly do
-PROBE_TOLERANCE = 1e-4  # of the largest value; devices and thread counts differ by about 1e-6
+FIT_NOISE = 0.01  # relative difference between the errors of two trained networks of almost the same size
+PROBE_TOLERANCE = 1e-4  # relative to the largest value; devices and thread counts differ by about 1e-6
 
 
 def record(
@@ -75,50 +75,50 @@ def record(
     """Record features so that any sample can be replayed by its ID.
 
     features   tensor, array, memmap, path (.npy .npz .safetensors .h5 .zarr) or anything with len() and [i]
-    labels     one integer a sample; the file keeps them
-    recorder   way to store the features; by default krnet, with a preset paper, with a start the one that wrote it
-    preset     sizes of a network of the paper: cifar100, imagenet, ...
-    budget     most bytes of the file, as 12_000_000 or "12MB" (MB = 10^6): the best recording of at most that size.
-               krnet takes one bit a value, a 32nd of float32, where neither budget nor target_r2 is given
-    room       samples that the file is to hold when it has grown (see start): the budget is for all of them
-    target_r2  the smallest file that reaches it, found by a few whole fits (each of `iterations` or `time_budget`);
-               the fit of recorder paper stops there instead
-    out        file to write; by default a temporary one that lives as long as the Recording
-    resume     go on from a checkpoint beside `out`; a finished file is returned at once. A search for target_r2 keeps
-               no checkpoint and starts again
-    head       a frozen module to see the features through (L_kr2, weight `gamma`)
-    start      an earlier recording to start from, whose samples come first. A recorder that grows (krnet, pca,
-               quantized, transform, pq) leaves them as they are; paper starts from the network; images encodes again
-               only what a budget wants smaller
-    images, trunk  of recorder images: what the features were made of, and the module that made them
-    key        which array of a file that holds several
-    watch      called with (Status, R2 of the latest batches) while fitting; the Status of a search says which fit
-    over_budget  where the budget cannot be kept, write the smallest file instead of refusing
+    labels     one integer per sample; the file keeps them
+    recorder   how to store the features. Default: krnet; with a preset: paper; with a start: the one that wrote it
+    preset     size of a network of the paper: cifar100, imagenet, ...
+    budget     size of the file in bytes, at most, as 12_000_000 or "12MB" (MB = 10^6); the recording is the best that
+               fits. Without budget and target_r2, krnet takes one bit per value, a 32nd of float32
+    room       number of samples that the file will hold after it has grown (see start); the budget is for all of them
+    target_r2  R2 to reach with the smallest file. A few whole fits search for it, each with `iterations` or
+               `time_budget`; recorder paper fits once instead, and stops when it reaches the R2
+    out        file to write; by default a temporary file that lives as long as the Recording
+    resume     continue from a checkpoint beside `out`; a finished file is opened and returned. A search for target_r2
+               keeps no checkpoint and starts again
+    head       a frozen module; the fit also minimises the error of its output (L_kr2, weight `gamma`)
+    start      an earlier recording, whose samples come first in `features`. Recorders that grow (krnet, pca, quantized,
+               transform, pq) leave its samples unchanged; paper starts from its network; images encodes its images
+               again only if the budget requires it
+    images, trunk  for recorder images: the images that the features were made of, and the module that made them
+    key        name of the array, for a file that holds several
+    watch      called with (Status, R2 of the latest batches) during a fit; in a search, the Status says which fit
+    over_budget  if no file meets the budget, write the smallest one instead of raising an error
 
-    Other settings are those of the recorder and, where that trains a network, of FitConfig (batch_size, schedule,
+    Other settings are those of the recorder and, if it trains a network, those of FitConfig (batch_size, schedule,
     lr, ...); `krnet record --recorder NAME --list-settings` prints them.
     """
     earlier = open(start) if isinstance(start, str | os.PathLike) else start
     chosen = get_recorder(recorder or _default_recorder(preset, earlier))
     check_inputs(chosen, {"preset": preset, "head": head, "start": earlier, "images": images, "trunk": trunk})
     stops = {"iterations": iterations, "target_r2": target_r2, "time_budget": time_budget}
-    given = {name: value for name, value in settings.items() if name in FIT_NAMES}
-    given |= {name: value for name, value in stops.items() if value is not None}
-    check_names(chosen, [*settings, *given])
-    paper = PAPER_FITS.get(preset or "", {}) if given.get("schedule") == "paper" else {}
-    limit = None if budget is None else parse_size(budget)
-    own = {name: value for name, value in settings.items() if name not in FIT_NAMES}
-    target = None if chosen.stops_at_target else given.pop("target_r2", None)
-    fit = from_dict(FitConfig, {**paper, "seed": seed, "device": device, **given})
-    if target is not None:
-        check_range("target_r2", target, -inf, 1)
-        if limit is not None:
+    fit_settings = {name: value for name, value in settings.items() if name in FIT_NAMES}
+    fit_settings |= {name: value for name, value in stops.items() if value is not None}
+    check_names(chosen, [*settings, *fit_settings])
+    preset_fit = PAPER_FITS.get(preset or "", {}) if fit_settings.get("schedule") == "paper" else {}
+    budget_bytes = None if budget is None else parse_size(budget)
+    recorder_settings = {name: value for name, value in settings.items() if name not in FIT_NAMES}
+    search_r2 = None if chosen.stops_at_target else fit_settings.pop("target_r2", None)
+    fit = from_dict(FitConfig, {**preset_fit, "seed": seed, "device": device, **fit_settings})
+    if search_r2 is not None:
+        check_range("target_r2", search_r2, -inf, 1)
+        if budget_bytes is not None:
             raise InputError(
                 f"budget and target_r2 are given, and recorder {chosen.name} takes one of them: the best file of a "
                 f"size, or the smallest that is good enough. Leave one out"
             )
-    _check_growing(chosen, room, limit)
-    keep, path = _destination(out)
+    _check_growing(chosen, room, budget_bytes)
+    keeper, path = _destination(out)
     inputs = [item for item in (features, labels, images) if isinstance(item, str | os.PathLike)]
     refuse_overwriting([path], inputs)
     source = open_features(features, key=key)
@@ -128,19 +128,20 @@ def record(
             f"room is {room}, fewer than the {len(source)} samples there are; expected as many as the file is to hold "
             f"when it has grown. Raise room, or leave it out"
         )
-    where = pick_device(fit.device)
+    torch_device = pick_device(fit.device)
     if resume and path.exists():
-        # Features in memory may have been made again, and a GPU rounds as it likes; those of a file are what they were.
+        # Only features from a file must be equal to the bit: those in memory may come from a GPU, which may have
+        # rounded them differently in an earlier run.
         digest = scan(source).digest if isinstance(features, str | os.PathLike) else None
-        check_finished(path, samples, chosen, own, digest, None if over_budget else limit)
-        return open(path, where, trunk=trunk)
+        check_finished(path, samples, chosen, recorder_settings, digest, None if over_budget else budget_bytes)
+        return open(path, torch_device, trunk=trunk)
     job = Job(
         source=source,
         samples=samples,
         stats=scan(source),
         fit=fit,
-        device=where,
-        settings=own,
+        device=torch_device,
+        settings=recorder_settings,
         preset=preset,
         head=head,
         start=earlier,
@@ -151,28 +152,28 @@ def record(
         resume=resume,
         watch=watch,
     )
-    if target is not None:
-        tensors, metadata = _smallest_reaching(job, chosen, target)
-        metadata["fit"]["target_r2"] = target
+    if search_r2 is not None:
+        tensors, metadata = _smallest_reaching(job, chosen, search_r2)
+        metadata["fit"]["target_r2"] = search_r2
     else:
-        # A recording that grows keeps its step.
-        own_size = None if earlier is not None else chosen.default_budget(job.stats.count, own)
-        size = own_size if limit is None else limit
-        if size is not None:
-            job = replace(job, settings={**chosen.for_budget(job, size), **job.settings})
-        tensors, metadata = describe(job, chosen, chosen.fit(job))
-        if size is not None:
-            metadata["fit"]["budget"] = size
-        if limit is not None and not over_budget:
-            _check_size(path, chosen, metadata, archive.file_bytes(tensors, metadata), limit)
+        # A recording that grows keeps its step, and needs no default budget.
+        default_bytes = None if earlier is not None else chosen.default_budget(job.stats.count, recorder_settings)
+        target_bytes = default_bytes if budget_bytes is None else budget_bytes
+        if target_bytes is not None:
+            job = replace(job, settings={**chosen.for_budget(job, target_bytes), **job.settings})
+        tensors, metadata = file_contents(job, chosen, chosen.fit(job))
+        if target_bytes is not None:
+            metadata["fit"]["budget"] = target_bytes
+        if budget_bytes is not None and not over_budget:
+            _check_size(path, chosen, metadata, archive.file_bytes(tensors, metadata), budget_bytes)
     archive.write(path, tensors, metadata)
     _checkpoint_path(path).unlink(missing_ok=True)
-    return Recording(archive.open_archive(path), job.device, keep=keep, trunk=trunk)
+    return Recording(archive.open_archive(path), job.device, keep=keeper, trunk=trunk)
 
 
 def _default_recorder(preset: str | None, start: Recording | None) -> str:
     if preset is not None:
-        return "paper"  # whose presets these are
+        return "paper"  # presets are those of the paper
     return "krnet" if start is None else start.recorder
 
 
@@ -189,23 +190,24 @@ def _check_growing(recorder: Recorder, room: int | None, limit: int | None) -> N
 
 
 def _smallest_reaching(job: Job, recorder: Recorder, target: float) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What to write: the smallest file that reaches an R2, or the best where none does."""
-    made: dict[str, tuple[int, float, Any]] = {}  # the latest, by its settings: a budget may change nothing
-    results: list[str] = []
+    """Return tensors and metadata of the smallest file that reaches an R2, or of the best where none does."""
+    # The latest result, by its settings: two budgets may lead to the same settings, which are then fitted once.
+    latest: dict[str, tuple[int, float, Any]] = {}
+    results: list[str] = []  # "R2 ... in ..." of each fit, for the progress display
 
     def make(budget: int) -> tuple[int, float, Any]:
         settings = {**recorder.for_budget(job, budget), **job.settings}
-        name = repr(sorted(settings.items()))
-        if name not in made:
-            made.clear()
+        key = repr(sorted(settings.items()))
+        if key not in latest:
+            latest.clear()
             label = " after ".join([f"fit {len(results) + 1}: {format_size(budget)}", *results[-1:]])
-            watch = _labelled(job.watch, label) if job.watch else None
-            own = replace(job, settings=settings, checkpoint=None, resume=False, watch=watch)
-            tensors, metadata = describe(own, recorder, recorder.fit(own))
+            watch = _add_label(job.watch, label) if job.watch else None
+            fit_job = replace(job, settings=settings, checkpoint=None, resume=False, watch=watch)
+            tensors, metadata = file_contents(fit_job, recorder, recorder.fit(fit_job))
             num_bytes, r2 = archive.file_bytes(tensors, metadata), metadata["metrics"]["r2"]
             results.append(f"R2 {r2:.4f} in {format_size(num_bytes)}")
-            made[name] = num_bytes, r2, (tensors, metadata)
-        return made[name]
+            latest[key] = num_bytes, r2, (tensors, metadata)
+        return latest[key]
 
     return smallest_file_reaching(
         target,
@@ -216,7 +218,7 @@ def _smallest_reaching(job: Job, recorder: Recorder, target: float) -> tuple[dic
     )
 
 
-def _labelled(watch: Callable[[Status, float], None], label: str) -> Callable[[Status, float], None]:
+def _add_label(watch: Callable[[Status, float], None], label: str) -> Callable[[Status, float], None]:
     return lambda status, r2: watch(replace(status, label=label), r2)
 
 
@@ -245,9 +247,11 @@ def open(
     *,
     trunk: nn.Module | None = None,
 ) -> Recording:
-    """Open a recording file; device None takes the GPU where there is one, precision fast its bf16.
+    """Open a recording file.
 
-    trunk      of a recording of images (recorder images): the module that their features are made with
+    device     where to replay; None takes the GPU if there is one
+    precision  exact (full fp32) or fast (bf16 on a GPU)
+    trunk      for a recording of images (recorder images): the module that makes features of them
     """
     check_choice("precision", precision, PRECISIONS)
     return Recording(archive.open_archive(path), pick_device(device), precision, trunk=trunk)
@@ -261,23 +265,26 @@ def verify(
     key: str | None = None,
     trunk: nn.Module | None = None,
 ) -> dict[str, Any]:
-    """Check structure, every checksum and the stored probe; given the features, the error as well.
+    """Check the structure of a file, every checksum and the stored probe; with `against`, its error as well.
 
-    Images without the trunk that makes features of them are checked as far as that goes: `probe_error` is then None.
+    against    the features that were recorded: the replays are compared with them
+    key        name of the array, for a file of features that holds several
+
+    The probe of a recording of images needs its trunk; without one, `probe_error` is None.
     """
     recording = open(path, device, trunk=trunk)
-    kept = archive.open_archive(path)
-    kept.verify()
-    ids = kept.tensor("probe.ids", dtype=torch.int64)
+    opened = archive.open_archive(path)
+    opened.verify()
+    ids = opened.tensor("probe.ids", dtype=torch.int64)
     if ids.dim() != 1 or not len(ids):
         raise ProbeError(f"{path}: probe samples of shape {tuple(ids.shape)}; expected a few. Record again")
     if recording.lacks:
-        recording.replay(ids[:0])  # settings and tensors are looked at, and nothing is decoded
+        recording.replay(ids[:0])  # checks settings and tensors, and decodes nothing
         difference = None
     else:
-        difference = _probe_error(path, recording, kept, ids)
+        difference = _probe_error(path, recording, opened, ids)
     report: dict[str, Any] = {
-        "path": str(path), "ok": True, "bytes": kept.nbytes, "tensors": len(kept.names),
+        "path": str(path), "ok": True, "bytes": opened.nbytes, "tensors": len(opened.names),
         "probe_error": difference, "mse": None, "r2": None, "same_features": None,
     }  # fmt: skip
     if against is None:
@@ -290,8 +297,8 @@ def verify(
         )
     stats = scan(source)
     measured = fidelity(recording.replay, source, stats)
-    same = stats.digest == kept.metadata["features"]
-    stored = kept.metadata["metrics"]["mse"]
+    same = stats.digest == opened.metadata["features"]
+    stored = opened.metadata["metrics"]["mse"]
     if same and abs(measured.mse - stored) > 0.01 * stored + 1e-9:
         raise FidelityError(
             f"{path}: MSE {measured.mse:.3g} on the features it was recorded from; expected {stored:.3g}, as it "
@@ -300,10 +307,10 @@ def verify(
     return {**report, "mse": measured.mse, "r2": measured.r2, "same_features": same}
 
 
-def _probe_error(path: AnyPath, recording: Recording, kept: archive.Archive, ids: Tensor) -> float:
-    """How far probe samples are from what they were when the file was written; refused where it is too far."""
+def _probe_error(path: AnyPath, recording: Recording, opened: archive.Archive, ids: Tensor) -> float:
+    """Return the largest difference of the decoded probe from the stored one; refuse it above PROBE_TOLERANCE."""
     found = probe_values(recording[ids]).cpu()  # (P, V)
-    expected = kept.tensor("probe.values", shape=found.shape, dtype=torch.float32)
+    expected = opened.tensor("probe.values", shape=found.shape, dtype=torch.float32)
     difference = (found - expected).abs().max().item()
     limit = PROBE_TOLERANCE * max(expected.abs().max().item(), torch.finfo(torch.float32).tiny)
     if not difference <= limit:
@@ -315,7 +322,10 @@ def _probe_error(path: AnyPath, recording: Recording, kept: archive.Archive, ids
 
 
 def _destination(out: AnyPath | None) -> tuple[object, Path]:
-    """Where the file goes, found wanting before any work is done; and what holds a temporary one."""
+    """Return (None, path), refused now if it cannot be written; without `out`, a temporary path and its keeper.
+
+    The temporary folder is removed when its keeper is garbage-collected.
+    """
     if out is not None:
         path = Path(out)
         if not path.parent.is_dir():
@@ -326,7 +336,7 @@ def _destination(out: AnyPath | None) -> tuple[object, Path]:
     folder = tempfile.mkdtemp(prefix="krnet-")
 
     class Keeper:
-        """Dies with the last Recording that uses the file."""
+        """An object that every Recording of the file refers to."""
 
     keeper = Keeper()
     weakref.finalize(keeper, _remove_folder, folder, os.getpid())
@@ -334,7 +344,7 @@ def _destination(out: AnyPath | None) -> tuple[object, Path]:
 
 
 def _remove_folder(folder: str, owner: int) -> None:
-    # A forked worker has the keeper, too, and must leave its parent's file alone.
+    # A forked worker has a copy of the keeper, and must not remove its parent's file.
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,9 +1,9 @@
-"""Devices, precision and CUDA graphs; nobody else asks.
+"""Devices, precision and CUDA graphs.
 
-pick_device(None)   -> cuda where there is one, else cpu
-exact_math()        -> fp32 products are fp32: what replay promises by default
-fast_math(device)   -> bf16 on a GPU; on a CPU the same as exact
-Graphed(run, inputs) -> a step of many small kernels as one CUDA graph: the device no longer waits for Python
+pick_device(None)     -> the GPU if there is one, or else the CPU
+exact_math()          -> products of fp32 in full fp32: the default of replay
+fast_math(device)     -> bf16 on a GPU; full fp32 on a CPU
+Graphed(run, inputs)  -> run(*inputs) as one CUDA graph: the GPU does not wait for Python between small kernels
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def pick_device(name: str | torch.device | None) -> torch.device:
         raise SettingError(f"device {name!r} asked for, and this machine has no usable GPU; use device cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise SettingError(f"device {name!r} asked for, and there are {torch.cuda.device_count()} GPUs")
-    # "cuda" and "cuda:0" name the same device and do not compare equal.
+    # "cuda" and "cuda:0" name the same device, but do not compare equal.
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
 @contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
-    """Whether a GPU may round fp32 factors to 10 bits: four times as fast."""
+    """Allow a GPU to round the factors of fp32 products to 10 bits, which is four times as fast; or forbid it."""
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
     try:
@@ -47,16 +47,16 @@ def tf32(allowed: bool) -> Iterator[None]:
 
 @contextmanager
 def exact_math() -> Iterator[None]:
-    """Full fp32. cuDNN's default, tf32, is off by 1e-3: replays would change with the batch they come in."""
+    """Compute in full fp32. With tf32, the default of cuDNN, errors of 1e-3 would make a replay depend on its batch."""
     with tf32(False):
         yield
 
 
 @contextmanager
 def fast_math(device: torch.device) -> Iterator[None]:
-    """bf16 products on a GPU. On a CPU full fp32: some CPUs advertise bf16 products and crash on them."""
+    """Compute products in bf16 on a GPU, in full fp32 on a CPU: some CPUs advertise bf16 products and crash on them."""
     with (
-        torch.cuda.device(device) if device.type == "cuda" else nullcontext(),  # kernels of our own start there
+        torch.cuda.device(device) if device.type == "cuda" else nullcontext(),  # where our own kernels start
         tf32(device.type == "cuda"),
         torch.autocast("cuda", torch.bfloat16, enabled=device.type == "cuda", cache_enabled=False),
     ):
@@ -64,7 +64,7 @@ def fast_math(device: torch.device) -> Iterator[None]:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Device memory that a new allocation may take; 0 for a CPU, where the caller's own arrays serve."""
+    """Return the free memory of a GPU; 0 for a CPU, where a copy of the caller's arrays would gain nothing."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
 
 
@@ -73,13 +73,14 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-WARM_UPS = 3  # cuDNN chooses, kernels are compiled, optimizers make their state
+NUM_WARM_UPS = 3  # before a capture, cuDNN must choose algorithms, kernels compile, optimizers make their state
 
 
 @contextmanager
-def tuned(wanted: bool) -> Iterator[None]:
+def cudnn_benchmark(enabled: bool) -> Iterator[None]:
+    """Let cuDNN time its algorithms and take the fastest; or not."""
     before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = wanted
+    torch.backends.cudnn.benchmark = enabled
     try:
         yield
     finally:
@@ -87,29 +88,31 @@ def tuned(wanted: bool) -> Iterator[None]:
 
 
 class Graphed:
+    """A function of tensors, captured as a CUDA graph: a call copies its inputs into place and replays the graph."""
+
     def __init__(self, run: Callable[..., Tensor], inputs: Sequence[Tensor], *, tune: bool = False):
-        """`tune` lets cuDNN try its algorithms: the quickest may be less exact, and another next time."""
+        """`tune` lets cuDNN take its fastest algorithms: they may be less exact, and differ from run to run."""
         self.inputs = [value.clone() for value in inputs]
         device = self.inputs[0].device
         self.graph = torch.cuda.CUDAGraph()
         self.done = torch.cuda.Event()
-        with torch.cuda.device(device), tuned(tune):
+        with torch.cuda.device(device), cudnn_benchmark(tune):
             side = torch.cuda.Stream(device)
             side.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(side):
-                for _ in range(WARM_UPS):
+                for _ in range(NUM_WARM_UPS):
                     run(*self.inputs)
             torch.cuda.current_stream(device).wait_stream(side)
-            # Other threads (a reader, a progress bar) may go on talking to the device.
+            # thread_local: other threads (a reader, a progress bar) may use the device during the capture.
             with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
                 self.output = run(*self.inputs)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """On whatever stream it is called from; the output is the caller's to keep."""
+        """Run on the current stream. The output is a copy, which the next call does not overwrite."""
         stream = torch.cuda.current_stream(self.output.device)
         stream.wait_event(self.done)  # a call from another stream may still use the same memory
-        for place, value in zip(self.inputs, inputs, strict=True):
-            place.copy_(value, non_blocking=True)
+        for static_input, value in zip(self.inputs, inputs, strict=True):
+            static_input.copy_(value, non_blocking=True)
         self.graph.replay()
         output = self.output.clone()
         self.done.record(stream)

@@ -1,20 +1,20 @@
-"""Every error krnet raises on purpose: what was found, what was expected, what to do next.
+"""The errors that krnet raises on purpose. Each message says what was found, what was expected, and what to do next.
 
     KrnetError
       InputError            the caller's data or settings are refused (also a ValueError)
         FeatureError  LabelError  SettingError  BudgetError  ResumeError  BusyFolderError
         DataError           images that cannot be learned from
           UnsafePickleError
-      FitError              recording started and could not go on
+      FitError              recording started, but could not continue
         NonFiniteLossError
-      RecordingError        a recording file is damaged, foreign or asked for what it lacks
+      RecordingError        a recording file is damaged, is no recording, or lacks what was asked for; subclasses below
 
-The command line turns any of them into exit code 1 and its message.
+The command line prints the message and exits with code 1.
 """
 
 
 class KrnetError(Exception):
-    """Base of all errors of this package."""
+    """The base class of all errors of this package."""
 
 
 class InputError(KrnetError, ValueError):
@@ -22,42 +22,42 @@ class InputError(KrnetError, ValueError):
 
 
 class FeatureError(InputError):
-    """Features that cannot be recorded: unreadable, wrong type or shape, non-finite."""
+    """Features cannot be recorded: they are unreadable, non-finite, or have the wrong type or shape."""
 
 
 class LabelError(InputError):
-    """Labels that do not fit the features."""
+    """The labels do not match the features."""
 
 
 class DataError(InputError):
-    """Images that cannot be learned from: missing, unreadable, of the wrong type or shape."""
+    """Images cannot be learned from: they are missing, unreadable, or have the wrong type or shape."""
 
 
 class UnsafePickleError(DataError):
-    """A pickle that asks for more than arrays and plain values: loading it could run anything."""
+    """A pickle holds more than arrays and plain values: loading it could run any code."""
 
 
 class SettingError(InputError):
-    """An unknown setting, or a value outside its range."""
+    """A setting is unknown, or its value is outside its range."""
 
 
 class BudgetError(InputError):
-    """A recording that is larger than it may be."""
+    """A recording is larger than its budget."""
 
     needed: int = 0
-    """Bytes that it would take."""
+    """Bytes of the recording: the smallest budget that it meets."""
 
 
 class ResumeError(InputError):
-    """A checkpoint that belongs to other features or settings."""
+    """A checkpoint, or a finished file, belongs to other features or settings."""
 
 
 class BusyFolderError(InputError):
-    """A folder that another process is writing to."""
+    """Another process is writing to the folder."""
 
 
 class FitError(KrnetError):
-    """Recording started and could not go on."""
+    """Recording started, but could not continue."""
 
 
 class NonFiniteLossError(FitError):
@@ -65,11 +65,11 @@ class NonFiniteLossError(FitError):
 
 
 class RecordingError(KrnetError):
-    """Base of everything that can be wrong with a recording file."""
+    """The base class of errors about a recording file."""
 
 
 class NotARecordingError(RecordingError):
-    """The bytes are not those of a recording: wrong magic, not a file, unreadable header."""
+    """The path holds no recording: wrong magic, not a file, an unreadable header."""
 
 
 class TruncatedRecordingError(RecordingError):
@@ -81,23 +81,23 @@ class HeaderTooLargeError(RecordingError):
 
 
 class NewerVersionError(RecordingError):
-    """Written by a later version of the format."""
+    """The file has a later version of the format."""
 
 
 class ChecksumError(RecordingError):
-    """Bytes differ from those that were written."""
+    """The bytes do not match their checksum: they differ from those that were written."""
 
 
 class MissingTensorError(RecordingError):
-    """A tensor that the settings call for is not in the file."""
+    """The file lacks a tensor that its settings require."""
 
 
 class TensorShapeError(RecordingError):
-    """A tensor's shape or type is not the one that the settings call for."""
+    """A tensor has another shape or type than the settings require."""
 
 
 class OversizedRecordingError(RecordingError):
-    """Sizes in the header would allocate more than the file's own bytes can justify."""
+    """The header claims sizes that would allocate far more memory than the file has bytes."""
 
 
 class ProbeError(RecordingError):
@@ -105,12 +105,12 @@ class ProbeError(RecordingError):
 
 
 class FidelityError(RecordingError):
-    """Replays are further from the features than the file says."""
+    """Replays differ from the features by another error than the file states."""
 
 
 class UnknownSampleError(RecordingError, IndexError):
-    """A sample ID outside the recording."""
+    """The recording has no sample with this ID."""
 
 
 class UnknownRecorderError(RecordingError):
-    """The file was written by a recorder that this version does not have."""
+    """The file was written by a recorder that this version of krnet does not have."""

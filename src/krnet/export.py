@@ -1,6 +1,6 @@
-"""Replays written to a .npy file, in chunks: a file may be larger than the memory.
+"""Write replays to a .npy file, in chunks, so that the file may be larger than the memory.
 
-Selection (typed.py) -> choose_ids -> ids (B,) -> write_replays -> X.npy
+Selection (config.py) -> choose_ids -> ids (B,) -> write_replays -> X.npy
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from krnet.errors import InputError, UnknownSampleError
 from krnet.io.atomic import AnyPath, atomic_write, refuse_overwriting
 from krnet.recording import Recording
 
-CHUNK_BYTES = 64 << 20
+CHUNK_BYTES = 64 << 20  # replays written at once
 
 
 def choose_ids(recording: Recording, selection: Selection) -> Tensor:
-    """IDs (B,) in 0 .. N-1, in the order asked. Slices end with the recording, as everywhere in Python."""
+    """Return the selected IDs (B,), in 0 .. N-1, in order. A slice may reach beyond the last sample, as in Python."""
     num_samples = len(recording)
     if isinstance(selection, Path):
         parts = [_read_ids(selection, num_samples)]
     else:
-        # A number is kept as a range of one: it may be too large for any array.
+        # A single ID is a range of one until it is checked: it may be too large for an array of integers.
         ranges = [range(num_samples)[part] if isinstance(part, slice) else range(part, part + 1) for part in selection]
         for number in (r[0] for r in ranges if len(r) == 1):
             _check_range(recording, number, number)
@@ -49,7 +49,7 @@ def _check_range(recording: Recording, low: int, high: int) -> None:
 
 
 def _read_ids(path: Path, num_samples: int) -> np.ndarray:
-    """A flat array of whole numbers, or a mask with a truth value for each sample."""
+    """Read a flat array of IDs, or a mask with one boolean per sample."""
     expected = f"expected a .npy file with a flat array of integers, or a mask of {num_samples} booleans"
     try:
         found = np.load(path, allow_pickle=False)
@@ -72,9 +72,9 @@ def write_replays(
     labels_path: AnyPath | None = None,
     watch: Callable[[int, int], None] | None = None,
 ) -> int:
-    """Write float32 (B, *shape), and labels int64 (B,) beside it; each file whole or not at all. Returns its bytes.
+    """Write the replays, float32 (B, *shape), and their labels, int64 (B,); return the bytes of the replays' file.
 
-    `watch(num_done, num_samples)` is called after each chunk.
+    Each file appears complete or not at all. `watch(num_done, num_samples)` is called after each chunk.
     """
     labels = recording.labels
     if labels_path is not None and labels is None:

@@ -1,7 +1,8 @@
-"""Recording: sample IDs in, feature batches out.
+"""Recording: an opened recording file, which replays feature maps by sample ID.
 
-rec[5], rec[2:9], rec[[5, 3]], rec[mask] -> float32 features in the original scale, in the order asked
-rec.dataset() for a DataLoader, rec.loader(256) for batches on the device
+rec[5], rec[2:9], rec[[5, 3]], rec[mask] -> float32 features in the original scale, in the order of the IDs
+rec.dataset() -> a Dataset for a DataLoader
+rec.loader(256) -> batches on the device
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from krnet.recorders.base import Replayer, bound_opening, written_by
 
 PRECISIONS = ("exact", "fast")
 NUMBER = (int, float)
-# Metadata that info and verify count on; Samples and the recorder check their own.
-FIELDS: dict[str, type | tuple[type, ...]] = {
+# Metadata that `info` and `verify` need, with their types; Samples and the recorder check what they need themselves.
+FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
     "settings": dict, "fit": dict, "features": str, "feature_bytes": int, "iterations": int, "stopped_by": str,
     "metrics.mse": NUMBER, "metrics.r2": NUMBER, "metrics.zero_ratio": NUMBER, "times.fit_seconds": NUMBER,
     "versions": dict,
 }  # fmt: skip
-CHUNK_BYTES = 64 << 20  # of decoded features: bounds what a large request needs beside its result
+CHUNK_BYTES = 64 << 20  # features decoded at once: bounds the memory of a large request beside its result
 
 
 class Recording:
-    """N features, replayed by ID. Opening reads the header; weights are read, and checked, on first use."""
+    """N samples, replayed by ID. Opening reads the header; the tensors are read and checked at the first replay."""
 
     def __init__(
         self,
@@ -49,7 +50,10 @@ class Recording:
         keep: object = None,
         trunk: nn.Module | None = None,
     ):
-        """`keep` is held as long as the recording: what a temporary file goes with. `trunk`: see Replayer."""
+        """`keep` is an object that lives as long as the recording: a temporary file is removed with it.
+
+        `trunk` makes features of stored images; see Replayer.
+        """
         self._archive = kept
         self._keep = keep
         self.device = device
@@ -71,12 +75,12 @@ class Recording:
         return self._archive.tensor(LABELS) if LABELS in self._archive.names else None
 
     def __getstate__(self) -> dict[str, Any]:
-        # Workers read the weights themselves: cheaper than sending them, and nothing on a GPU is sent.
+        # Workers read the tensors from the file: that is cheaper than to send them, and sends nothing on a GPU.
         return {**self.__dict__, "_replayer": None, "_keep": None}
 
     @property
     def fingerprint(self) -> str:
-        """The header's checksum, which covers those of all tensors: it names the file's content."""
+        """The checksum of the header, which covers the checksums of all tensors: it identifies the file's content."""
         return self._archive.checksum
 
     @property
@@ -86,16 +90,16 @@ class Recording:
 
     @property
     def lacks(self) -> frozenset[str]:
-        """Inputs that replaying needs and that were not given: a trunk, of a recording of images."""
+        """Inputs that a replay needs and that were not given: the trunk, for a recording of images."""
         return self._recorder.replay_inputs if self._trunk is None else frozenset()
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The recorder's own settings."""
+        """The settings of the recorder that wrote the file."""
         return dict(self._archive.metadata["settings"])
 
     def tensor(self, name: str, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """A stored tensor, checked: for recorders that start from this recording."""
+        """Read and check a stored tensor, for recorders that start from this recording."""
         return self._archive.tensor(name, shape=shape, dtype=dtype)
 
     @property
@@ -104,7 +108,7 @@ class Recording:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the file, all-in."""
+        """Size of the whole file."""
         return self._archive.nbytes
 
     @property
@@ -114,7 +118,7 @@ class Recording:
 
     @property
     def labels(self) -> Tensor | None:
-        """(N,) int64 by sample ID; None if recorded without."""
+        """Labels (N,) int64 by sample ID; None if the features were recorded without labels."""
         labels = self._samples.labels
         return None if labels is None else labels.clone()
 
@@ -125,13 +129,13 @@ class Recording:
         return f"Recording({str(self.path)!r}: {len(self)} samples of {self.shape}, {self.nbytes} bytes)"
 
     def to(self, device: str | torch.device, precision: str | None = None) -> Recording:
-        """The same recording on another device, or in the other precision (exact or fast)."""
+        """Return the same recording on another device, or in another precision (exact or fast)."""
         check_choice("precision", precision or self.precision, PRECISIONS)
         return Recording(self._archive, pick_device(device), precision or self.precision, self._keep, self._trunk)
 
     def __getitem__(self, which: Any) -> Tensor:
-        """Features by ID: a number gives one sample; a slice, list, mask or tensor gives a batch in its order."""
-        ids = self._ids(which)
+        """Replay by ID: an integer gives one sample; a slice, list, mask or tensor gives a batch in that order."""
+        ids = self._parse_index(which)
         values = self.replay(ids.reshape(-1))
         return values.reshape((*ids.shape, *self.shape))
 
@@ -140,24 +144,25 @@ class Recording:
             yield self[i]
 
     def replay(self, ids: Tensor, precision: str | None = None) -> Tensor:
-        """ids (B,) int64, all in range -> float32 (B, *shape) on the recording's device."""
+        """Replay ids (B,) int64 in 0 .. N-1 -> float32 (B, *shape) on the recording's device."""
         precision = precision or self.precision
         check_choice("precision", precision, PRECISIONS)
         sample_bytes = 4 * max(1, torch.Size(self.shape).numel())
         step = max(1, min(4096, CHUNK_BYTES // sample_bytes))
-        replayer = self._load()  # which checks that the shape is one the file can fill, before it is allocated
+        replayer = self._load()  # first, because it refuses a shape that the file is too small for
         result = torch.empty((len(ids), *self.shape), device=self.device)
         for start in range(0, len(ids), step):
             result[start : start + step] = replayer.decode(ids[start : start + step], fast=precision == "fast")
         return result
 
     def _load(self) -> Replayer:
+        """Return the replayer; read the tensors at the first call."""
         if self._replayer is None:
             settings = self._archive.metadata["settings"]
             try:
                 self._check_size(settings)
                 self._replayer = self._recorder.replay(self._samples, settings, self._archive, self.device)
-            except (NotARecordingError, OversizedRecordingError) as error:  # a recorder knows nothing of files
+            except (NotARecordingError, OversizedRecordingError) as error:  # a recorder does not know the path
                 raise type(error)(f"{self.path}: {error}") from error
             self._replayer.trunk = self._trunk
         return self._replayer
@@ -166,16 +171,16 @@ class Recording:
         try:
             stored = self._recorder.stored(self.shape, len(self), settings)
         except (InputError, KeyError, TypeError):
-            return  # settings that `replay` refuses, and says why
+            return  # the recorder's `replay` refuses these settings, and says why
         bound_opening(stored, self.nbytes)
 
-    def _ids(self, which: Any) -> Tensor:
-        """Any index -> IDs 0 .. N-1, negative ones counted from the end."""
+    def _parse_index(self, which: Any) -> Tensor:
+        """Turn any index into IDs 0 .. N-1; negative IDs count from the end."""
         n = len(self)
         if isinstance(which, slice):
             return torch.arange(n)[which] if (which.step or 1) > 0 else torch.tensor(range(n)[which])
         try:
-            # numpy turns views backwards, which torch refuses, into plain arrays.
+            # torch refuses arrays with negative strides; numpy copies them.
             ids = torch.as_tensor(np.ascontiguousarray(which) if isinstance(which, np.ndarray) else which).cpu()
         except (TypeError, ValueError, RuntimeError) as error:
             raise UnknownSampleError(f"{self.path}: {which!r:.99} is not an index of samples") from error
@@ -194,9 +199,9 @@ class Recording:
         return torch.where(ids < 0, ids + n, ids)
 
     def info(self) -> dict[str, Any]:
-        """What the recording is and how good: plain values, as `krnet info --json` prints them."""
-        kept = self._archive.metadata
-        metrics = kept["metrics"]
+        """Return size, quality and settings as plain values, as `krnet info --json` prints them."""
+        metadata = self._archive.metadata
+        metrics = metadata["metrics"]
         info = {
             "num_samples": len(self),
             "shape": list(self.shape),
@@ -207,21 +212,21 @@ class Recording:
             "mse": metrics["mse"],
             "r2": metrics["r2"],
             "zero_ratio": metrics["zero_ratio"],
-            "fit_seconds": kept["times"]["fit_seconds"],
-            "feature_bytes": kept["feature_bytes"],
-            "compression_ratio": kept["feature_bytes"] / self.nbytes,
-            "num_classes": None if self._samples.labels is None else len(kept["classes"]),
-            "iterations": kept["iterations"],
-            "stopped_by": kept["stopped_by"],
+            "fit_seconds": metadata["times"]["fit_seconds"],
+            "feature_bytes": metadata["feature_bytes"],
+            "compression_ratio": metadata["feature_bytes"] / self.nbytes,
+            "num_classes": None if self._samples.labels is None else len(metadata["classes"]),
+            "iterations": metadata["iterations"],
+            "stopped_by": metadata["stopped_by"],
             "fast_extra_mse": self._fast_extra_mse(),
-            "settings": kept["settings"],
-            "fit": kept["fit"],
-            "versions": kept["versions"],
+            "settings": metadata["settings"],
+            "fit": metadata["fit"],
+            "versions": metadata["versions"],
         }
         return info
 
     def _fast_extra_mse(self) -> float | None:
-        """What `fast` adds to the normalised MSE: stored if measured when recorded, else measured now on a GPU."""
+        """Return the MSE between fast and exact replays, normalised: as stored, or else measured now on a GPU."""
         if self._recorder.fast_is_exact:
             return 0.0
         stored = self._archive.metadata["metrics"].get("fast_extra_mse")
@@ -233,37 +238,41 @@ class Recording:
         return (exact - fast).square().mean().item()
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Copy the file, once all of it has been checked."""
+        """Check the whole file and copy it."""
         self._archive.verify()
         with atomic_write(path) as target, self.path.open("rb") as file:
             shutil.copyfileobj(file, target)
         return Path(path)
 
     def dataset(self) -> RecordingDataset:
-        """A torch Dataset of (feature, label) on the CPU, for a DataLoader with any number of workers."""
+        """Return a torch Dataset of (feature, label) on the CPU, for a DataLoader with any number of workers."""
         return RecordingDataset(self)
 
     def loader(self, batch_size: int, shuffle: bool = False, seed: int = 0) -> Loader:
-        """Batches of (features, labels) on the recording's device; every pass is shuffled anew, the same each run."""
+        """Return an iterable of batches (features, labels) on the recording's device.
+
+        Each pass has another shuffled order; the orders depend on `seed` only.
+        """
         return Loader(self, batch_size, shuffle, seed)
 
 
-def _check_fields(kept: archive.Archive) -> None:
-    for field, kind in FIELDS.items():
-        value: Any = kept.metadata
+def _check_fields(opened: archive.Archive) -> None:
+    """Refuse metadata that lacks a field or has a value of another type."""
+    for field, kind in FIELD_TYPES.items():
+        value: Any = opened.metadata
         for name in field.split("."):
             value = value.get(name) if isinstance(value, dict) else None
-        good = isinstance(value, kind) and not isinstance(value, bool)
-        if good and isinstance(value, NUMBER):
-            good = abs(value) < 2**63  # JSON has numbers that no float holds
-        if not good:
+        is_valid = isinstance(value, kind) and not isinstance(value, bool)
+        if is_valid and isinstance(value, NUMBER):
+            is_valid = abs(value) < 2**63  # JSON may hold integers that are too large for a float
+        if not is_valid:
             raise NotARecordingError(
-                f"{kept.path}: metadata {field!r} is {value!r:.99}; expected another type of value. {RESTORE}"
+                f"{opened.path}: metadata {field!r} is {value!r:.99}; expected another type of value. {RESTORE}"
             )
 
 
 class RecordingDataset(Dataset[tuple[Tensor, Tensor]]):
-    """(feature, label) by ID; label -1 where the recording has none."""
+    """(feature, label) by sample ID; label is -1 if the recording has no labels."""
 
     def __init__(self, recording: Recording):
         self.recording = recording.to("cpu")
@@ -277,11 +286,13 @@ class RecordingDataset(Dataset[tuple[Tensor, Tensor]]):
         return self.recording[index], self.labels[index]
 
     def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, Tensor]]:
-        # Asked for by a DataLoader: one decoding for the whole batch.
+        # A DataLoader calls this for a whole batch, which is then decoded at once.
         return list(zip(self.recording[indices], self.labels[indices], strict=True))
 
 
 class Loader:
+    """Batches of (features, labels) on the recording's device; see `Recording.loader`."""
+
     def __init__(self, recording: Recording, batch_size: int, shuffle: bool, seed: int):
         if batch_size < 1:
             raise InputError(f"batch_size is {batch_size}; expected at least 1")
@@ -301,23 +312,23 @@ class Loader:
         if self.recording.device.type == "cpu":
             yield from map(self._batch, parts)
             return
-        # On a stream of its own, one batch ahead of the consumer.
+        # Decode on a separate CUDA stream, one batch ahead of the consumer.
         device = self.recording.device
-        side = torch.cuda.Stream(device)
-        ahead: list[tuple[tuple[Tensor, Tensor], torch.cuda.Event]] = []
+        decode_stream = torch.cuda.Stream(device)
+        queue: list[tuple[tuple[Tensor, Tensor], torch.cuda.Event]] = []
         for part in [*parts, None]:
             if part is not None:
-                with torch.cuda.stream(side):
-                    ahead.append((self._batch(part), side.record_event()))
-            if part is None or len(ahead) > 1:
-                batch, made = ahead.pop(0)
-                now = torch.cuda.current_stream(device)
-                now.wait_event(made)
+                with torch.cuda.stream(decode_stream):
+                    queue.append((self._batch(part), decode_stream.record_event()))
+            if part is None or len(queue) > 1:
+                batch, decoded_event = queue.pop(0)
+                consumer_stream = torch.cuda.current_stream(device)
+                consumer_stream.wait_event(decoded_event)
                 for tensor in batch:
-                    tensor.record_stream(now)
+                    tensor.record_stream(consumer_stream)
                 yield batch
 
     def _batch(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         labels = self.recording.labels
-        chosen = torch.full_like(ids, -1) if labels is None else labels[ids]
-        return self.recording.replay(ids), chosen.to(self.recording.device)
+        batch_labels = torch.full_like(ids, -1) if labels is None else labels[ids]
+        return self.recording.replay(ids), batch_labels.to(self.recording.device)

@@ -1,7 +1,7 @@
-"""What a recording file says of itself: written from a fitted recorder, and compared with what a caller asks for.
+"""The contents of a recording file: made from a fitted recorder, or compared with what a caller asks for.
 
-Job, Content -> describe -> tensors and metadata of the file, measured as it will be replayed
-a finished file -> check_finished -> refused unless it is the one that was asked for
+Job, Content    -> file_contents  -> tensors and metadata of the file, with the error of its replays
+a finished file -> check_finished -> refused unless samples, settings and budget are those of the call
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def check_finished(
     digest: str | None,
     budget: int | None,
 ) -> None:
-    """Refuse a file of other samples or settings. digest: of the features, where these are what they were."""
+    """Refuse a finished file of other samples or settings; `digest` is that of the features, None to ignore them."""
     recording = Recording(archive.open_archive(path), torch.device("cpu"))
     info = recording.info()
     found = {"recorder": info["recorder"], "samples": len(recording), "shape": recording.shape}
@@ -64,8 +64,8 @@ def check_finished(
         )
 
 
-def describe(job: Job, recorder: Recorder, content: Content) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Measure a fitted recorder as it will be replayed, and say all that the file should."""
+def file_contents(job: Job, recorder: Recorder, content: Content) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Replay what a recorder has fitted, measure the error, and return the tensors and the metadata of the file."""
     replayer = recorder.replay(job.samples, content.settings, content, job.device)
     replayer.trunk = job.trunk
     measured = fidelity(replayer.decode, job.source, job.stats)
@@ -100,7 +100,7 @@ def describe(job: Job, recorder: Recorder, content: Content) -> tuple[dict[str, 
         "stopped_by": content.stopped_by,
         "times": {
             "fit_seconds": content.seconds,
-            # So that equal runs give files of equal size.
+            # Padded to 24 digits: equal runs, which differ in their seconds, give files of equal size.
             "pad": " " * max(0, 24 - len(repr(float(content.seconds)))),
             "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         },
@@ -110,6 +110,6 @@ def describe(job: Job, recorder: Recorder, content: Content) -> tuple[dict[str, 
 
 
 def probe_values(decoded: Tensor) -> Tensor:
-    """A few values of each sample, evenly spaced."""
+    """Return up to PROBE_VALUES evenly spaced values of each sample: (P, *shape) -> (P, V)."""
     flat = decoded.reshape(len(decoded), -1)
     return flat[:, torch.linspace(0, flat.shape[1] - 1, PROBE_VALUES).round().long().unique()].contiguous()

@@ -1,13 +1,13 @@
-"""The one task loop: every method learns the same tasks, is judged the same way, and can be killed at any time.
+"""The task loop: every method learns the same tasks and is scored the same way, and a run can be killed at any time.
 
-    data, class order, tasks, method -> learn -> DIR/run.json, and the learner as it ended
+    data, task split, method, settings -> learn -> DIR/run.json, DIR/state.krn (the learner after its last task)
 
-    for each task:   learner.learn(task) -> Work -> run, or taken from its file if it was finished before
-                     predict on the test images of all tasks so far -> scores
-                     the learner's state into DIR/state.krn, with the scores so far
+    for each task:   learner.learn(task) -> pieces of Work; each is run, or read from its file if it was finished
+                     learner.predict(test images of all tasks so far) -> correct answers
+                     learner state and correct answers -> DIR/state.krn
 
-What is written before a kill is used after it; the same command with `resume` ends in the same run.json, times aside.
-One process at a time works in a DIR; the folder of shared base tasks is for any number.
+A killed run goes on from its files: the same command with `resume` ends in the same run.json, except for the times.
+Only one process may work in a DIR; any number may share the folder of base tasks.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from krnet.learners.settings import settings_of
 from krnet.train.classifier import Saving
 from krnet.train.loop import Status
 
-STATE, RUN, SETTINGS = "state.krn", "run.json", "settings.json"
+STATE_FILE, RUN_FILE, SETTINGS_FILE = "state.krn", "run.json", "settings.json"
 
 
 class Watcher(Protocol):
-    """Told what goes on; the command line draws it, TensorBoard keeps it."""
+    """Receives the events of a run, to show them (command line) or to log them (TensorBoard)."""
 
     def work(self, method: str, task: int, num_tasks: int, name: str, epochs: int | None = None) -> None: ...
 
@@ -52,6 +52,8 @@ class Watcher(Protocol):
 
 
 class SilentWatcher:
+    """Ignores all events."""
+
     def work(self, method: str, task: int, num_tasks: int, name: str, epochs: int | None = None) -> None: ...
 
     def status(self, status: Status) -> None: ...
@@ -61,13 +63,15 @@ class SilentWatcher:
 
 @dataclass
 class Progress:
-    """What a run has so far."""
+    """The results of the tasks that a run has finished."""
 
     fingerprint: dict[str, Any]
     correct: dict[str, list[list[int] | None]]
+    """correct[row][t][j]: right answers on the test images of task j, after task t; None if task t was left out."""
     task_seconds: list[float]
-    """What each task takes alone: work taken over from a file counts what it took when it was done."""
+    """Time of each task. Work that was read from a file counts with the time it took when it was run."""
     storage: list[dict[str, int]]
+    """Bytes kept after each task, by part."""
 
     @property
     def tasks_done(self) -> int:
@@ -92,43 +96,44 @@ def learn(
     watcher: Watcher | None = None,
     checkpoint_s: float = 60.0,
 ) -> dict[str, Any]:
-    """Learn all tasks and write DIR/run.json, which is returned; DIR/state.krn keeps the network as it ended.
+    """Learn all tasks. Writes DIR/run.json and returns its contents; DIR/state.krn holds the final network.
 
-    settings  over the method's own and those that follow from the size of the images
-    preset  settings to start from, of a method that has some of that name (gfr: own)
-    out     folder of this run; a finished one is returned as it is if `resume`, else refused. No other process may
-            work in it meanwhile
-    shared  folder for base tasks, so that methods whose base task is the same train it once
+    settings  override the method's defaults and the defaults for this image size
+    preset  name of a set of settings to start from; the method must have it (gfr: own)
+    out     folder DIR of this run. If it holds a run, `resume` continues or returns it; without `resume` it is an
+            error. Only one process may work in it
+    shared  folder for base tasks: methods with the same base task train it once
     checkpoint_s  seconds between checkpoints inside a task
 
-    `seconds` and `task_seconds` in run.json are what the run takes alone and at one go: the time before a kill counts,
-    as far as a checkpoint or a file knows of it, and so does a base task that another method has trained.
+    `seconds` and `task_seconds` in run.json say how long the run would take without interruption and without shared
+    files. Time before a kill counts as far as a checkpoint or file recorded it; so does a base task that another
+    method trained.
     """
-    plan = _plan(method, data, split, settings_of([method], settings or {}, data, preset)[method], seed, device)
+    plan = _make_plan(method, data, split, settings_of([method], settings or {}, data, preset)[method], seed, device)
     folder = Path(out)
     with working_in(folder):
-        finished = _finished(folder, resume, plan)
-        if finished is not None:
-            return finished
+        finished_run = _read_finished_run(folder, resume, plan)
+        if finished_run is not None:
+            return finished_run
         watcher = watcher or SilentWatcher()
         with torch.random.fork_rng(devices=[]), exact_math():
             torch.manual_seed(seed)
             context = base.Context(data, split, plan.device, seed, folder)
-            learner = plan.learner_class(context, plan.config)  # may refuse its settings: nothing is written before
-            write_json(folder / SETTINGS, plan.fingerprint)
-            progress = _restore(folder / STATE, learner, plan.fingerprint)
-            common = Path(shared) if shared else None
+            learner = plan.learner_class(context, plan.config)  # raises on bad settings, so write nothing before
+            write_json(folder / SETTINGS_FILE, plan.fingerprint)
+            progress = _restore_progress(folder / STATE_FILE, learner, plan.fingerprint)
+            shared_folder = Path(shared) if shared else None
             for task in range(progress.tasks_done, split.num_tasks):
-                _run_task(learner, task, progress, folder, resume, common, watcher, checkpoint_s)
-        result = _summary(learner, progress, data)
-        write_json(folder / RUN, result)
+                _run_task(learner, task, progress, folder, resume, shared_folder, watcher, checkpoint_s)
+        result = _summarize(learner, progress, data)
+        write_json(folder / RUN_FILE, result)
         learner.finish()
         return result
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A run, before anything is read or written for it."""
+class RunPlan:
+    """What identifies a run, known before any file is read or written."""
 
     learner_class: type[base.Learner]
     config: base.LearnerConfig
@@ -136,11 +141,11 @@ class Plan:
     fingerprint: dict[str, Any]
 
 
-def _plan(
+def _make_plan(
     method: str, data: DataSet, split: TaskSplit, settings: Mapping[str, Any], seed: int, device: str | None
-) -> Plan:
+) -> RunPlan:
     check_int("seed", seed, 0, 2**31)
-    where = pick_device(device)
+    torch_device = pick_device(device)
     learner_class = base.get_learner(method)
     config = base.make_config(learner_class, settings)
     fingerprint = {
@@ -152,23 +157,26 @@ def _plan(
         "order_hash": split.hash,
         "tasks": [len(classes) for classes in split.tasks],
         "seed": seed,
-        "device": where.type,
+        "device": torch_device.type,
         "settings": base.plain_settings(config),
     }
-    return Plan(learner_class, config, where, fingerprint)
+    return RunPlan(learner_class, config, torch_device, fingerprint)
 
 
-def _finished(folder: Path, resume: bool, plan: Plan) -> dict[str, Any] | None:
-    """The result that a folder holds, if any; a run that is not to be taken up, or is another one, is refused."""
-    held = (folder / SETTINGS).exists() or (folder / RUN).exists()
-    if held and not resume:
+def _read_finished_run(folder: Path, resume: bool, plan: RunPlan) -> dict[str, Any] | None:
+    """Return run.json if the folder holds a finished run.
+
+    Raises an error if it holds any run and `resume` is off, or a run with other settings.
+    """
+    has_run = (folder / SETTINGS_FILE).exists() or (folder / RUN_FILE).exists()
+    if has_run and not resume:
         raise SettingError(f"{folder}: holds a run already. Give --resume to go on with it, or another folder")
-    if held:
-        saved = _read_json(folder / SETTINGS)
+    if has_run:
+        saved = _read_json(folder / SETTINGS_FILE)
         if isinstance(saved.get("settings"), dict):
             saved["settings"] = plan.config.renewed(saved["settings"])
-        _check_same(folder / SETTINGS, saved, plan.fingerprint)
-    return _read_json(folder / RUN) if (folder / RUN).exists() else None
+        _check_same(folder / SETTINGS_FILE, saved, plan.fingerprint)
+    return _read_json(folder / RUN_FILE) if (folder / RUN_FILE).exists() else None
 
 
 def _run_task(
@@ -187,53 +195,53 @@ def _run_task(
     works = learner.learn(task)
     number, earlier_s = 0, 0.0
     while True:
-        # Whether the work before was run or taken from a file must not show in what is drawn now.
+        # Seed again: the random draws must not depend on whether the previous work was run or read from its file.
         torch.manual_seed(context.seed_for(task, 1 + number))
-        with _advice(_start_again(folder)):  # a recording of the task before may be damaged
+        with _with_advice(_start_again_advice(folder)):  # a recording of the previous task may be damaged
             work = next(works, None)
         if work is None:
             break
-        told = time.perf_counter()
+        watcher_started = time.perf_counter()
         watcher.work(learner.name, task, context.split.num_tasks, work.name, work.epochs)
-        started += time.perf_counter() - told  # the first time, it imports TensorBoard
+        started += time.perf_counter() - watcher_started  # do not count it: the first call imports TensorBoard
         partial, done = folder / f"task-{task}-{number}.partial", folder / f"task-{task}-{number}.done"
         files += [partial, done]
-        common = None if shared is None or work.shared is None else shared / f"base-{_digest(work.shared)}.krn"
+        shared_file = None if shared is None or work.shared is None else shared / f"base-{_digest(work.shared)}.krn"
         saving = Saving(partial, resume, checkpoint_s)
-        with _advice(f"Remove this file: {work.name} of task {task} is then trained again"):
-            earlier_s += _do(work, saving, done, common, watcher)
+        with _with_advice(f"Remove this file: {work.name} of task {task} is then trained again"):
+            earlier_s += _run_or_load(work, saving, done, shared_file, watcher)
         number += 1
     if learner.learns(task):
-        rows = _judge(learner, task)
-        for row, found in rows.items():
-            progress.correct.setdefault(row, []).append(found)
-        counts = test_counts(context)
+        rows = _count_correct(learner, task)
+        for row, correct in rows.items():
+            progress.correct.setdefault(row, []).append(correct)
+        counts = num_test_images(context)
         watcher.accuracy(learner.name, task, {row: sum(v) / sum(counts[: task + 1]) for row, v in rows.items()})
     else:
-        for answers in progress.correct.values():
-            answers.append(None)
+        for correct_by_task in progress.correct.values():
+            correct_by_task.append(None)
     progress.task_seconds.append(time.perf_counter() - started + earlier_s)
     progress.storage.append(learner.storage_bytes())
-    archive.write(folder / STATE, learner.state(), {"kind": "learner", **progress.to_json()})
+    archive.write(folder / STATE_FILE, learner.state(), {"kind": "learner", **progress.to_json()})
     for path in files:
         path.unlink(missing_ok=True)
 
 
-def _do(work: base.Work, saving: Saving, done: Path, common: Path | None, watcher: Watcher) -> float:
-    """Run it, or take over what it came to before; the seconds that it took before now."""
-    sources = ([done] if saving.resume else []) + ([common] if common is not None else [])
+def _run_or_load(work: base.Work, saving: Saving, done: Path, shared_file: Path | None, watcher: Watcher) -> float:
+    """Run the work, or load its result if a file has it. Returns the seconds that it took before this process."""
+    sources = ([done] if saving.resume else []) + ([shared_file] if shared_file is not None else [])
     source = next((path for path in sources if path.exists()), None)
     if source is not None:
-        kept = archive.open_archive(source)
-        work.take({name: kept.tensor(name) for name in kept.names})
-        earlier_s = seconds = float(kept.metadata.get("seconds", 0.0))  # older files do not say
+        saved = archive.open_archive(source)
+        work.take({name: saved.tensor(name) for name in saved.names})
+        earlier_s = seconds = float(saved.metadata.get("seconds", 0.0))  # old files lack it
     else:
-        earlier_s = base.seconds_before(work, saving.path) if saving.resume else 0.0
-        begun = time.perf_counter()
+        earlier_s = base.saved_time_s(work, saving.path) if saving.resume else 0.0
+        run_started = time.perf_counter()
         work.run(saving, watcher.status)
-        seconds = time.perf_counter() - begun + earlier_s
-    targets = [] if common is None or common.exists() else [common]
-    # A copy of its own, too: another process that trains the same meanwhile may replace the shared one.
+        seconds = time.perf_counter() - run_started + earlier_s
+    targets = [] if shared_file is None or shared_file.exists() else [shared_file]
+    # Also keep a copy in this run's folder: another process may train the same base task and replace the shared file.
     targets += [done] if source != done else []
     for target in targets:
         make_folder(target.parent)
@@ -241,58 +249,58 @@ def _do(work: base.Work, saving: Saving, done: Path, common: Path | None, watche
     return earlier_s
 
 
-def _judge(learner: base.Learner, task: int) -> dict[str, list[int]]:
-    """Right answers on the test images of each task so far, by row."""
+def _count_correct(learner: base.Learner, task: int) -> dict[str, list[int]]:
+    """By row: the number of right answers on the test images of each task so far."""
     context = learner.context
     for module in learner.modules().values():
         module.eval()
     correct: dict[str, list[int]] = {}
-    for earlier in range(task + 1):
-        ids = context.split.samples(context.data.test.labels, earlier)
-        right: dict[str, int] = {}
+    for tested_task in range(task + 1):
+        ids = context.split.samples(context.data.test.labels, tested_task)
+        num_right: dict[str, int] = {}
         for part in ids.to(context.device).split(base.EVALUATION_BATCH):
             with torch.no_grad():
-                for row, found in learner.predict(context.test.take(part)).items():
-                    labels = context.test_labels.to(found.device)[part]
-                    right[row] = right.get(row, 0) + int((found.argmax(1) == labels).sum())
-        for row, number in right.items():
+                for row, logits in learner.predict(context.test.take(part)).items():  # (B, classes seen)
+                    labels = context.test_labels.to(logits.device)[part]
+                    num_right[row] = num_right.get(row, 0) + int((logits.argmax(1) == labels).sum())
+        for row, number in num_right.items():
             correct.setdefault(row, []).append(number)
     return correct
 
 
-def test_counts(context: base.Context) -> list[int]:
-    """Test images of each task."""
+def num_test_images(context: base.Context) -> list[int]:
+    """Number of test images of each task."""
     return [len(context.split.samples(context.data.test.labels, t)) for t in range(context.split.num_tasks)]
 
 
-def _restore(path: Path, learner: base.Learner, fingerprint: dict[str, Any]) -> Progress:
+def _restore_progress(path: Path, learner: base.Learner, fingerprint: dict[str, Any]) -> Progress:
     if not path.exists():
         return Progress(fingerprint, {}, [], [])
-    with _advice(_start_again(path.parent)):
-        kept = archive.open_archive(path)
-        meta = kept.metadata
+    with _with_advice(_start_again_advice(path.parent)):
+        saved = archive.open_archive(path)
+        meta = saved.metadata
         progress = Progress(fingerprint, meta["correct"], meta["task_seconds"], meta["storage"])
-        learner.restore(progress.tasks_done - 1, {name: kept.tensor(name) for name in kept.names})
+        learner.restore(progress.tasks_done - 1, {name: saved.tensor(name) for name in saved.names})
     return progress
 
 
 @contextmanager
-def _advice(text: str) -> Iterator[None]:
-    """What to do about a damaged file here, where it is part of a run, instead of what an archive can say of any."""
+def _with_advice(text: str) -> Iterator[None]:
+    """Replace the general advice in a damaged file's error by advice that fits a file of a run."""
     try:
         yield
     except RecordingError as error:
         raise type(error)(f"{str(error).removesuffix(f'. {RESTORE}')}. {text}") from error
 
 
-def _start_again(folder: Path) -> str:
+def _start_again_advice(folder: Path) -> str:
     return f"The run cannot go on from here: start again in another folder, or remove {folder}"
 
 
 def _check_same(path: Path, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     for name, value in expected.items():
         if isinstance(value, dict) and isinstance(found.get(name), dict):
-            _check_same(path, found[name], value)  # names the one setting that differs
+            _check_same(path, found[name], value)  # so the message names the one setting that differs
         elif found.get(name) != value:
             raise ResumeError(
                 f"{path}: made with {name} {found.get(name)!r}; this run has {value!r}. Give the same settings, or "
@@ -304,11 +312,11 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         return read_json(path)
     except (OSError, ValueError) as error:
-        raise ResumeError(f"{path}: cannot be read ({error}). {_start_again(path.parent)}") from error
+        raise ResumeError(f"{path}: cannot be read ({error}). {_start_again_advice(path.parent)}") from error
 
 
-def _summary(learner: base.Learner, progress: Progress, data: DataSet) -> dict[str, Any]:
-    counts = test_counts(learner.context)
+def _summarize(learner: base.Learner, progress: Progress, data: DataSet) -> dict[str, Any]:
+    counts = num_test_images(learner.context)
     rows = {row: scores(correct, counts) for row, correct in progress.correct.items()}
     fingerprint = progress.fingerprint
     image_bytes = data.train.images[0].numel()
@@ -351,14 +359,17 @@ def learn_all(
     shared: AnyPath | None = None,
     **options: Any,
 ) -> list[dict[str, Any]]:
-    """Several methods, each in a folder of its own under `out`; a base task in common is trained once."""
-    given = settings_of(methods, settings or {}, data, preset)
+    """Learn with several methods, each in its own folder under `out`. Methods with the same base task train it once."""
+    settings_by_method = settings_of(methods, settings or {}, data, preset)
     folder, cpu = Path(out), torch.device("cpu")
     seed, resume = options.get("seed", 0), options.get("resume", False)
-    for m in methods:  # what would be refused is refused now, not after hours of the methods before
-        plan = _plan(m, data, split, given[m], seed, options.get("device"))
+    for m in methods:  # find errors in all methods now, not after hours of training the first ones
+        plan = _make_plan(m, data, split, settings_by_method[m], seed, options.get("device"))
         with working_in(folder / m), torch.random.fork_rng(devices=[]):
-            if _finished(folder / m, resume, plan) is None:
+            if _read_finished_run(folder / m, resume, plan) is None:
                 plan.learner_class(base.Context(data, split, cpu, seed, folder / m), plan.config)
-    common = shared or folder / "shared"
-    return [learn(m, data, split, out=folder / m, settings=given[m], shared=common, **options) for m in methods]
+    shared_folder = shared or folder / "shared"
+    return [
+        learn(m, data, split, out=folder / m, settings=settings_by_method[m], shared=shared_folder, **options)
+        for m in methods
+    ]

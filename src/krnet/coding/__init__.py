@@ -1,1 +1,1 @@
-"""Numbers to few bits and back, and the searches for a budget."""
+"""Quantise and entropy-code numbers, and search for the settings that meet a size or a quality."""

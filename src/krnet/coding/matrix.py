@@ -1,10 +1,10 @@
-"""A matrix of numbers, rounded to multiples of a step and entropy-coded, of which any row can be read.
+"""Quantise and entropy-code a matrix, so that any row can be read back without decoding all of them.
 
-    Numbers -> survey: tables, centroids, size -> encode -> CodedNumbers <-> the tensors of a file
-    rows -> Reader: the blocks that hold them -> numbers
+    Matrix --measure--> MatrixStats (tables, centroids, size) --encode--> CodedMatrix <-> tensors of a file
+    rows (n,) --MatrixReader.read--> numbers (n, columns), decoded from the blocks that hold these rows
 
-Numbers are read back between the middle of their bin and the centroid of what fell into it. What they are of, a sample
-or an axis in a row, is the caller's.
+A number is read back at the centroid of its bin (the mean of the numbers in it), at the middle of the bin, or between
+the two: `CodedConfig.centroid` says where. A row may be anything: a sample's coefficients, or an axis.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 from krnet.coding.entropy import (
     MAX_ALPHABET,
     MAX_SYMBOL,
-    TABLE_BYTES,
+    TABLE_SYMBOL_BYTES,
     Blocks,
     Tables,
     group_columns,
@@ -33,35 +33,35 @@ from krnet.config import check_int, check_range
 from krnet.errors import SettingError, TensorShapeError
 from krnet.io.archive import TensorStore
 
-CHUNK_BYTES = 16 << 20  # of numbers in hand while fitting
-CACHE_BYTES = 2 << 30  # of symbols that a reader keeps once it has decoded them
-MAX_BLOCK = 256  # rows; bounds what reading one row may take
-GROUPING_ROWS = 4096  # rows from which columns are grouped
-CENTROID = 127  # parts of a step in which a centroid is kept
+CHUNK_BYTES = 16 << 20  # numbers read at once while fitting
+CACHE_BYTES = 2 << 30  # the largest matrix of decoded symbols that a reader keeps in memory
+MAX_BLOCK = 256  # rows per block: bounds the cost of reading one row
+GROUPING_ROWS = 4096  # rows whose histograms decide which columns share a table
+CENTROID = 127  # centroids are stored as int8, in units of step / 127
 CODED_TENSORS = ("stream", "lengths", "column", "first", "sizes", "weights", "centroids")
 
 
 class TooFineError(SettingError):
-    """A step with which there are more symbols than a table may have."""
+    """The step is so fine that there are more symbols than a table may have."""
 
     def __init__(self, message: str, coarser: float = 0.0):
         super().__init__(message)
         self.coarser = coarser
-        """A step below which there are too many, too."""
+        """A lower bound of the usable steps: every step below it has too many symbols, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodedConfig:
     step: float = 1 / 15
-    """Width of a quantisation bin; the range of each channel is 1."""
+    """Quantisation step: the width of a bin, where the range of each channel is 1."""
     dead_zone: float = 0.5
-    """Where the bin of zero ends, in steps: 0.5 rounds to the nearest, more sends more numbers to zero.
-    Samples that a recording grows by may have another, also beyond 1."""
+    """Half the width of the bin of zero, in steps: 0.5 rounds to the nearest; a larger value sends more numbers to
+    zero. Samples that are added to a recording may have a wider dead zone, also above 1."""
     centroid: float = 1.0
-    """Where a number is read back: 1 at the centroid of its bin, the least error; 0 at the middle, which keeps more
-    of the amplitude, and more of what a classifier reads; below 0 beyond it."""
+    """Where in its bin a number is read back: 1 is the centroid, with the least error; 0 is the middle, which keeps
+    more of the amplitude and more of what a classifier reads; negative values lie beyond the middle."""
     block_size: int = 16
-    """Samples coded together: to read one is to read them all; a block costs 3 bytes beside its symbols."""
+    """Samples per block. Reading one sample decodes its whole block; each block costs 3 bytes beside its symbols."""
 
     def __post_init__(self) -> None:
         check_range("step", self.step, 1e-6, 1e3)
@@ -84,25 +84,25 @@ class Matrix:
         return cls(lambda rows: matrix[rows.to(matrix.device)], *matrix.shape)
 
     def chunks(self, rows: Tensor, block_size: int) -> Iterator[Tensor]:
-        """Numbers of these rows, whole blocks of about CHUNK_BYTES at once."""
+        """Read these rows in chunks of whole blocks, about CHUNK_BYTES each."""
         num_blocks = max(1, CHUNK_BYTES // (4 * self.num_columns * block_size))
         yield from map(self.read, rows.split(num_blocks * block_size))
 
 
-def evenly_spaced(num: int, most: int) -> Tensor:
-    """All of 0 .. num - 1, or `most` of them, evenly spaced."""
-    return torch.linspace(0, num - 1, min(num, most), dtype=torch.float64).round().long()
+def evenly_spaced(num_items: int, max_items: int) -> Tensor:
+    """Return all of 0 .. num_items - 1, or `max_items` of them, evenly spaced."""
+    return torch.linspace(0, num_items - 1, min(num_items, max_items), dtype=torch.float64).round().long()
 
 
 @dataclass(frozen=True, eq=False)
 class MatrixStats:
-    """What is known of numbers before they are coded."""
+    """Everything that coding a matrix needs to know about it, and the size of the result."""
 
     tables: Tables
     centroids: np.ndarray
-    """(symbols of all tables,) int8: mean of the numbers of a symbol, less the symbol, in steps / CENTROID."""
+    """(symbols of all tables,) int8: mean(number / step - symbol) over the numbers of a symbol, times CENTROID."""
     size_bytes: float
-    """Of tables and streams, when all planned rows are there, to a percent or so."""
+    """Estimated size of tables and streams with all planned rows; off by about 1 %."""
 
 
 def measure(
@@ -113,115 +113,122 @@ def measure(
     num_planned: int | None = None,
     held: CodedMatrix | None = None,
 ) -> MatrixStats:
-    """Group the columns, count the symbols; of all rows, or of at most `max_rows` evenly spaced ones.
+    """Group the columns and count the symbols, over all rows or over at most `max_rows` evenly spaced ones.
 
-    num_planned  rows that there are to be in the end, by default those that there are
-    held         rows that come before these and must be read back as they were: their groups and centroids stay
+    num_planned  rows that the file will have in the end; by default the held rows and these
+    held         rows that come first and must decode to the same numbers as before: their groups and centroids stay
     """
     num_held = held.blocks.num_rows if held else 0
     num_planned = num_planned or num_held + numbers.num_rows
     if held is None:
-        few = evenly_spaced(numbers.num_rows, min(GROUPING_ROWS, max_rows or GROUPING_ROWS))
-        met = [histograms(_symbols(chunk, config)) for chunk in numbers.chunks(few, config.block_size)]
-        column, radius = group_columns(torch.stack(met).sum(0), len(few) / num_planned), 1
+        grouping_rows = evenly_spaced(numbers.num_rows, min(GROUPING_ROWS, max_rows or GROUPING_ROWS))
+        chunks = numbers.chunks(grouping_rows, config.block_size)
+        counted = [histograms(_quantize(chunk, config)) for chunk in chunks]
+        column, radius = group_columns(torch.stack(counted).sum(0), len(grouping_rows) / num_planned), 1
     else:
         column, radius = held.blocks.tables.column, held.blocks.tables.radius
     num_tables = int(column.max()) + 1
 
     rows = evenly_spaced(numbers.num_rows, max_rows or numbers.num_rows)
-    tallies = torch.zeros(2, num_tables, 2 * radius + 1, dtype=torch.float64)  # of symbols, and of their rests
+    # For each table and symbol: how many numbers have it, and the sum of their offsets number / step - symbol.
+    tallies = torch.zeros(2, num_tables, 2 * radius + 1, dtype=torch.float64)
     for chunk in numbers.chunks(rows, config.block_size):
-        symbols = _symbols(chunk, config)
-        wider = max(0, int(symbols.abs().max()) - radius)
-        radius += wider
-        tallies = torch.nn.functional.pad(tallies, (wider, wider))
+        symbols = _quantize(chunk, config)
+        padding = max(0, int(symbols.abs().max()) - radius)
+        radius += padding
+        tallies = torch.nn.functional.pad(tallies, (padding, padding))
         width = 2 * radius + 1
         index = symbols + (torch.from_numpy(column).to(symbols.device).int() * width + radius)
-        rest = (chunk / config.step - symbols).double()
-        met = [torch.bincount(index.flatten(), w, num_tables * width) for w in (None, rest.flatten())]
-        tallies += torch.stack([m.double().view(num_tables, width).cpu() for m in met])
+        offsets = (chunk / config.step - symbols).double()
+        sums = [torch.bincount(index.flatten(), w, num_tables * width) for w in (None, offsets.flatten())]
+        tallies += torch.stack([s.double().view(num_tables, width).cpu() for s in sums])
 
-    counts, rests = tallies.numpy()
-    centroids = np.rint((rests / np.maximum(counts, 1)).clip(-1, 1) * CENTROID)
-    ahead = np.zeros_like(counts)  # of the rows that are held
+    counts, offset_sums = tallies.numpy()
+    centroids = np.rint((offset_sums / np.maximum(counts, 1)).clip(-1, 1) * CENTROID)
+    held_counts = np.zeros_like(counts)
     if held is not None:
-        ahead, kept = (held.blocks.tables.spread(values, radius) for values in (held.counts, held.centroids))
-        centroids = np.where(ahead > 0, kept, centroids)
-    used = (ahead + counts).any(0).nonzero()[0]
-    if (most := int(used[-1] - used[0]) + 1) > MAX_ALPHABET:
-        raise too_fine(config.step, most)
-    tables = Tables.from_counts(column, ahead + counts, -radius)
+        held_tables = held.blocks.tables
+        held_counts, held_centroids = (held_tables.spread(values, radius) for values in (held.counts, held.centroids))
+        centroids = np.where(held_counts > 0, held_centroids, centroids)
+    used = (held_counts + counts).any(0).nonzero()[0]
+    if (num_symbols := int(used[-1] - used[0]) + 1) > MAX_ALPHABET:
+        raise too_fine(config.step, num_symbols)
+    tables = Tables.from_counts(column, held_counts + counts, -radius)
     spans = [slice(first + radius, first + radius + size) for first, size in _pairs(tables.first, tables.sizes)]
     centroids = np.concatenate([centroids[t, span] for t, span in enumerate(spans)])
-    bits = tables.bits(ahead, -radius) + tables.bits(counts, -radius) * (num_planned - num_held) / len(rows)
+    bits = tables.bits(held_counts, -radius) + tables.bits(counts, -radius) * (num_planned - num_held) / len(rows)
     num_blocks = -(-num_planned // config.block_size)
-    size = bits / 8 + 3 * num_blocks + TABLE_BYTES * len(tables.weights) + 4 * num_tables + len(column)
-    return MatrixStats(tables, centroids.astype(np.int8), size)
+    size_bytes = bits / 8 + 3 * num_blocks + TABLE_SYMBOL_BYTES * len(tables.weights) + 4 * num_tables + len(column)
+    return MatrixStats(tables, centroids.astype(np.int8), size_bytes)
 
 
 def _pairs(*arrays: np.ndarray) -> Iterator[tuple[int, ...]]:
     return zip(*(array.tolist() for array in arrays))
 
 
-def _symbols(numbers: Tensor, config: CodedConfig) -> Tensor:
+def _quantize(numbers: Tensor, config: CodedConfig) -> Tensor:
+    """Return the symbols of the numbers; refuse a step for which they would overflow."""
     largest = numbers.abs().max().item() / config.step + 1
-    if largest > MAX_SYMBOL:  # before they overflow
-        raise too_fine(config.step, 2 * largest, least=largest)
+    if largest > MAX_SYMBOL:
+        raise too_fine(config.step, 2 * largest, min_symbols=largest)
     return to_symbols(numbers, config.step, config.dead_zone)
 
 
-def too_fine(step: float, found: float, most: int = MAX_ALPHABET, *, least: float | None = None) -> TooFineError:
-    """found: symbols that there are, about, where only the `least` number of them is known."""
+def too_fine(
+    step: float, num_symbols: float, max_symbols: int = MAX_ALPHABET, *, min_symbols: float | None = None
+) -> TooFineError:
+    """Return the error for a step with `num_symbols`, or with an estimate of them and a known minimum."""
     return TooFineError(
-        f"step is {step:g}, which gives {found:.0f} different values; expected at most {most}. "
-        f"Take a step of {step * found / most:.2g} or more, or recorder raw",
-        step * (least or found) / most,
+        f"step is {step:g}, which gives {num_symbols:.0f} different values; expected at most {max_symbols}. "
+        f"Take a step of {step * num_symbols / max_symbols:.2g} or more, or recorder raw",
+        step * (min_symbols or num_symbols) / max_symbols,
     )
 
 
-def encode(numbers: Matrix, config: CodedConfig, found: MatrixStats, held: CodedMatrix | None = None) -> CodedMatrix:
-    """All rows: those that are held already, if any, then these."""
-    tables = found.tables
+def encode(numbers: Matrix, config: CodedConfig, stats: MatrixStats, held: CodedMatrix | None = None) -> CodedMatrix:
+    """Code all rows: first those of `held`, if there are any, then these."""
+    tables = stats.tables
     lowest = tables.first.astype(np.int32)
-    edges = [edge[tables.column] for edge in (lowest, lowest + tables.sizes.astype(np.int32) - 1)]
+    bounds = [bound[tables.column] for bound in (lowest, lowest + tables.sizes.astype(np.int32) - 1)]
     chunks = numbers.chunks(torch.arange(numbers.num_rows), config.block_size)
-    # A product that rounds otherwise than when it was counted may just miss the last bin of its table.
-    symbols = (np.clip(_symbols(chunk, config).cpu().numpy(), *edges) for chunk in chunks)
+    # Reading a number again may round it differently than in `measure`, and so just beyond its table's last bin.
+    symbols = (np.clip(_quantize(chunk, config).cpu().numpy(), *bounds) for chunk in chunks)
     parts = chain(held.symbols() if held else (), symbols)
-    return CodedMatrix(pack(tables, parts, config.block_size), found.centroids)
+    return CodedMatrix(pack(tables, parts, config.block_size), stats.centroids)
 
 
 def pack(tables: Tables, parts: Iterable[np.ndarray], block_size: int) -> Blocks:
-    """Symbols (n, columns), a few rows at a time -> the blocks that a file holds."""
+    """Encode symbols (n, columns), given a few rows at a time, into the blocks of a file."""
     streams, num_rows = list[bytes](), 0
-    left = np.empty((0, len(tables.column)), np.int32)  # rows of a block that is not full yet
+    pending = np.empty((0, len(tables.column)), np.int32)  # rows of a block that is not full yet
     for part in parts:
-        part = np.concatenate([left, part]) if len(left) else part
-        whole = len(part) - len(part) % block_size
-        streams += tables.encode(part[:whole], block_size)
-        left, num_rows = part[whole:], num_rows + whole
-    streams += tables.encode(left, block_size)
+        part = np.concatenate([pending, part]) if len(pending) else part
+        num_whole = len(part) - len(part) % block_size
+        streams += tables.encode(part[:num_whole], block_size)
+        pending, num_rows = part[num_whole:], num_rows + num_whole
+    streams += tables.encode(pending, block_size)
     lengths = np.array([len(stream) for stream in streams])
     lengths = lengths.astype(np.uint16 if lengths.max() < 2**16 else np.uint32)
-    return Blocks(tables, np.frombuffer(b"".join(streams), np.uint8), lengths, num_rows + len(left), block_size)
+    return Blocks(tables, np.frombuffer(b"".join(streams), np.uint8), lengths, num_rows + len(pending), block_size)
 
 
 @dataclass(frozen=True, eq=False)
 class CodedMatrix:
-    """A matrix of numbers as a file holds it."""
+    """A coded matrix, as a file holds it."""
 
     blocks: Blocks
     centroids: np.ndarray
+    """As in MatrixStats."""
 
     def symbols(self) -> Iterator[np.ndarray]:
-        """All rows (n, columns) int32, block by block."""
+        """Decode all rows, block by block: symbols (n, columns) int32."""
         tables = self.blocks.tables
         lowest = tables.first[tables.column].astype(np.int32)
         yield from (self.blocks.read(block) + lowest for block in range(len(self.blocks.lengths)))
 
     @cached_property
     def counts(self) -> np.ndarray:
-        """(symbols of all tables,) int64: how often each is there."""
+        """(symbols of all tables,) int64: how often each symbol occurs."""
         tables, counts = self.blocks.tables, np.zeros(len(self.centroids), np.int64)
         for block in range(len(self.blocks.lengths)):
             index = self.blocks.read(block) + tables.starts[tables.column]
@@ -238,7 +245,7 @@ class CodedMatrix:
 
     @classmethod
     def load(cls, store: TensorStore, prefix: str, num_rows: int, num_columns: int, block_size: int) -> CodedMatrix:
-        """Refused unless every size follows from the tensors: a file cannot ask for more than it pays for."""
+        """Load from a file, and refuse sizes that disagree: no file may allocate more memory than its bytes justify."""
 
         def get(name: str, dtype: torch.dtype | None, *shape: int) -> np.ndarray:
             found = store.tensor(prefix + name, shape=shape or None, dtype=dtype)
@@ -260,21 +267,21 @@ class CodedMatrix:
 
 
 class MatrixReader:
-    """Coded numbers by row. What has been decoded is kept, as symbols, where all of them fit in CACHE_BYTES."""
+    """Reads rows of a coded matrix. Decoded symbols are cached if the whole matrix of them fits in CACHE_BYTES."""
 
     def __init__(self, coded: CodedMatrix, config: CodedConfig, device: torch.device):
         self.coded, self.blocks, self.device = coded, coded.blocks, device
         tables = coded.blocks.tables
         symbols = np.concatenate([np.arange(low, low + size) for low, size in _pairs(tables.first, tables.sizes)])
         middles = symbols + np.sign(symbols) * (config.dead_zone - 0.5)
-        places = middles + config.centroid * (symbols + coded.centroids / CENTROID - middles)
-        self.values = torch.from_numpy(places * config.step).float().to(device)
+        positions = middles + config.centroid * (symbols + coded.centroids / CENTROID - middles)
+        self.values = torch.from_numpy(positions * config.step).float().to(device)  # (symbols of all tables,)
         self.starts = torch.from_numpy(tables.starts[tables.column]).int().to(device)  # (columns,)
         shape = coded.blocks.num_rows, len(tables.column)
-        small = math.prod(shape) * np.dtype(tables.index_dtype).itemsize <= CACHE_BYTES
-        self.known = np.zeros(len(coded.blocks.lengths), bool)
-        # Not touched, and so not in memory, before it is filled.
-        self.cache = np.empty(shape, tables.index_dtype) if small else None
+        fits = math.prod(shape) * np.dtype(tables.index_dtype).itemsize <= CACHE_BYTES
+        self.is_cached = np.zeros(len(coded.blocks.lengths), bool)  # (blocks,)
+        # The system gives memory to a page of it when that is first written.
+        self.cache = np.empty(shape, tables.index_dtype) if fits else None
 
     def read(self, rows: Tensor) -> Tensor:
         """rows (n,) int64 -> numbers (n, columns) on the device."""
@@ -282,14 +289,15 @@ class MatrixReader:
         return self.values[index.int() + self.starts]
 
     def _index(self, rows: np.ndarray) -> np.ndarray:
+        """rows (n,) -> (n, columns): the index of each symbol in its table."""
         size = self.blocks.block_size
         blocks, place = np.unique(rows // size, return_inverse=True)
         if self.cache is None:
             if not len(rows):
                 return np.empty((0, len(self.starts)), self.blocks.tables.index_dtype)
-            # Only the last block is shorter, and it comes last.
+            # Only the last block may be shorter than `size`, and np.unique puts it last.
             return np.concatenate([self.blocks.read(block) for block in blocks])[place * size + rows % size]
-        for block in blocks[~self.known[blocks]]:
+        for block in blocks[~self.is_cached[blocks]]:
             self.cache[block * size : (block + 1) * size] = self.blocks.read(block)
-            self.known[block] = True
+            self.is_cached[block] = True
         return self.cache[rows]

@@ -1,11 +1,10 @@
-"""Sizes as a person writes them, and the few fits that find the size that is wanted.
+"""Searches for the setting that just meets a size or a quality, in as few measurements as possible.
 
-    "6.5 MB" -> parse_size -> 6_500_000
-    sizes that fit or do not -> largest -> the last that does
-    size or quality as a function of one knob -> search -> the knob, where it is just enough
-    record at a budget -> (bytes, R2) -> smallest_reaching -> the smallest recording that reaches an R2
+    fits(n), true up to some n     -> largest_fitting        -> the largest n that fits
+    measure(x), rising with x      -> find_least             -> the smallest x with measure(x) >= target
+    make(budget) -> (bytes, R2, _) -> smallest_file_reaching -> the smallest file that reaches an R2
 
-MB are 10^6 bytes, MiB 2^20. Nothing here needs torch.
+Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -15,12 +14,15 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-START_SHARE = 1 / 32  # of the bytes of float32 features: where the search for a quality begins
-SLACK = 0.02  # share of the error by which a search may end below what was asked for; less where R2 is low
+START_RATIO = 1 / 32  # a search for an R2 starts at this share of the float32 size: one bit a value
+R2_SLACK = 0.02  # a search for an R2 may end with an error this share below the target; less where R2 is low
 
 
 def largest_fitting(fits: Callable[[int], bool], low: int, high: int) -> int:
-    """The largest of low .. high that fits, where none after one that does not fit does; low where none fits."""
+    """Return the largest n in low .. high for which `fits(n)`, by bisection; low where none fits.
+
+    If n does not fit, no larger number may.
+    """
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
@@ -29,49 +31,50 @@ def largest_fitting(fits: Callable[[int], bool], low: int, high: int) -> int:
 
 def find_least(
     measure: Callable[[float], float],
-    wanted: float,
+    target: float,
     *,
     start: float,
     low: float,
     high: float,
     slack: float,
-    narrow: float = 1e-4,
+    min_width: float = 1e-4,
     tries: int = 12,
 ) -> float | None:
-    """The smallest x from low to high with measure(x) >= wanted, in few measurements; None where high has less.
+    """Return the smallest x in low .. high with measure(x) >= target; None where even `high` does not reach it.
 
-    `measure` rises with x, and about linearly with log x. Ends at the first x that is at most `slack` above wanted, or
-    less than `narrow` (of its logarithm) above one that is too small, or at the best found after so many tries.
+    `measure` rises with x, and about linearly with log x: the search follows the secant and falls back on bisection.
+    It ends when measure(x) is at most target + slack, when the bracket of log x is narrower than `min_width`, or after
+    `tries` measurements, with the best x so far.
     """
-    below: tuple[float, float] | None = None  # log x and its measure, too little
-    above: tuple[float, float] | None = None  # enough
-    first, last = math.log(low), math.log(high)
-    x, slope = min(max(math.log(start), first), last), 1.0
-    before: tuple[float, float, bool] | None = None
+    below: tuple[float, float] | None = None  # (log x, measure): the latest that misses the target
+    above: tuple[float, float] | None = None  # (log x, measure): the latest that reaches it
+    log_low, log_high = math.log(low), math.log(high)
+    x, slope = min(max(math.log(start), log_low), log_high), 1.0
+    previous: tuple[float, float, bool] | None = None  # (log x, measure, whether it reached the target)
     for attempt in range(tries):
         y = measure(math.exp(x))
-        enough = y >= wanted
-        # From neighbours it would be the slope of their noise.
-        if before and abs(x - before[0]) > narrow and 0 < (y - before[1]) / (x - before[0]) < math.inf:
-            slope = (y - before[1]) / (x - before[0])
-        above, below = ((x, y), below) if enough else (above, (x, y))
-        if (enough and (y <= wanted + slack or x <= first)) or (not enough and x >= last):
+        reached = y >= target
+        # Between neighbours the slope would be that of the noise.
+        if previous and abs(x - previous[0]) > min_width and 0 < (y - previous[1]) / (x - previous[0]) < math.inf:
+            slope = (y - previous[1]) / (x - previous[0])
+        above, below = ((x, y), below) if reached else (above, (x, y))
+        if (reached and (y <= target + slack or x <= log_low)) or (not reached and x >= log_high):
             break
         if above and below:
             width, rise = above[0] - below[0], above[1] - below[1]
-            if width < narrow:
+            if width < min_width:
                 break
-            # Twice on the same side: the bracket shrinks too slowly, and is halved.
-            halve = not math.isfinite(rise) or (before is not None and enough == before[2])
-            share = 0.5 if halve else (wanted + slack / 2 - below[1]) / rise
+            # Two attempts on the same side of the target: the secant shrinks the bracket too slowly, so bisect.
+            bisect = not math.isfinite(rise) or (previous is not None and reached == previous[2])
+            share = 0.5 if bisect else (target + slack / 2 - below[1]) / rise
             step = below[0] + width * min(max(share, 0.05), 0.95) - x
         else:
-            # As far as the slope says and a little further, at most eightfold.
-            step = max(-2.1, min(2.1, 1.1 * (wanted + slack / 2 - y) / slope))
-        before = (x, y, enough)
-        x = min(max(x + step, first), last)
+            # No bracket yet: overshoot by a tenth to get one, by at most a factor of e^2.1 = 8.
+            step = max(-2.1, min(2.1, 1.1 * (target + slack / 2 - y) / slope))
+        previous = (x, y, reached)
+        x = min(max(x + step, log_low), log_high)
         if attempt == tries - 2 and above is None:
-            x = last
+            x = log_high
     return None if above is None else math.exp(above[0])
 
 
@@ -84,48 +87,52 @@ def smallest_file_reaching(
     noise: float = 0.0,
     tries: int = 10,
 ) -> T:
-    """The smallest of what `make` makes that reaches an R2; where nothing does, the best.
+    """Return the smallest result of `make` that reaches an R2; where none does, the one with the highest R2.
 
-    make           budget -> bytes, R2, and what was made; given too small a budget, it makes the smallest it can
-    feature_bytes  of the features as float32: nothing needs much more
-    guess          the budget to begin with, and how much of it every file takes: known of some recorders
-    noise          share by which errors of nearly equal budgets differ, as those of networks do: none is looked into
+    make           budget in bytes -> (bytes, R2, result); for a budget that is too small, its smallest file
+    feature_bytes  bytes of the features as float32: hardly any file is larger
+    guess          (budget to start with, bytes that every file has in common), where a recorder knows them
+    noise          relative error difference between fits of nearly equal size, as networks have; finer is not searched
 
-    For any recorder: R2 is all that need be known of it. log(1 - R2) is nearly a line over log bytes.
+    It needs to know nothing else of a recorder: log(1 - R2) is nearly linear in log(bytes).
     """
-    best: list[tuple[int, float, T]] = []  # one at most: what is made may be large
-    short: list[tuple[int, float]] = []  # the largest that was not enough
+    best: list[tuple[int, float, T]] = []  # at most one, since a result may be large
+    largest_miss: list[tuple[int, float]] = []  # at most one: (bytes, R2) of the largest file that misses the target
 
-    def nats(r2: float) -> float:
+    def quality(r2: float) -> float:
         return -math.log(max(1 - r2, 1e-12))
 
-    wanted = nats(target_r2)
-    start, fixed = guess or (max(2.0**14, feature_bytes * START_SHARE), 0.0)
+    target = quality(target_r2)
+    start, fixed_bytes = guess or (max(2.0**14, feature_bytes * START_RATIO), 0.0)
 
-    def better(one: tuple[int, float, T], other: tuple[int, float, T]) -> bool:
-        good = one[1] >= target_r2, other[1] >= target_r2
-        return good[0] > good[1] if good[0] != good[1] else one[0] < other[0] if good[0] else one[1] > other[1]
+    def is_better(one: tuple[int, float, T], other: tuple[int, float, T]) -> bool:
+        reaches = one[1] >= target_r2, other[1] >= target_r2
+        if reaches[0] != reaches[1]:
+            return reaches[0] > reaches[1]
+        return one[0] < other[0] if reaches[0] else one[1] > other[1]
 
-    def near_enough() -> bool:
-        """A line from the largest that is not enough says that the best is too large by a few times the noise."""
-        if not short or best[0][1] < target_r2:
+    def within_noise() -> bool:
+        """Is the best file, by a line from the largest miss, too large by at most three times the noise?"""
+        if not largest_miss or best[0][1] < target_r2:
             return False
-        beyond, rise = nats(best[0][1]) - wanted, nats(best[0][1]) - nats(short[0][1])
-        return beyond * math.log(best[0][0] / short[0][0]) <= 3 * noise * rise
+        excess, rise = quality(best[0][1]) - target, quality(best[0][1]) - quality(largest_miss[0][1])
+        return excess * math.log(best[0][0] / largest_miss[0][0]) <= 3 * noise * rise
 
-    def reached(size: float) -> float:
-        budget = math.floor(size + fixed)
+    def measure(variable_bytes: float) -> float:
+        budget = math.floor(variable_bytes + fixed_bytes)
         made = make(budget)
-        if not best or better(made, best[0]):
+        if not best or is_better(made, best[0]):
             best[:] = [made]
         if made[0] > budget and made[1] >= target_r2:
-            return wanted  # the smallest there is: just enough
-        if made[1] < target_r2 and (not short or made[0] > short[0][0]):
-            short[:] = [made[:2]]
-        return wanted if noise and near_enough() else nats(made[1])
+            return target  # no file is smaller than this one: end the search
+        if made[1] < target_r2 and (not largest_miss or made[0] > largest_miss[0][0]):
+            largest_miss[:] = [made[:2]]
+        return target if noise and within_noise() else quality(made[1])
 
-    most = 1.05 * feature_bytes + 2**20
-    begin = max(start - fixed, 1.0)
-    slack, narrow = max(SLACK * min(1, abs(wanted)), 3 * noise), max(1e-4, 2 * noise)
-    find_least(reached, wanted, start=begin, low=2.0**6, high=most, slack=slack, narrow=narrow, tries=tries)
+    max_bytes = 1.05 * feature_bytes + 2**20
+    start_bytes = max(start - fixed_bytes, 1.0)
+    slack, min_width = max(R2_SLACK * min(1, abs(target)), 3 * noise), max(1e-4, 2 * noise)
+    find_least(
+        measure, target, start=start_bytes, low=2.0**6, high=max_bytes, slack=slack, min_width=min_width, tries=tries
+    )
     return best[0][2]

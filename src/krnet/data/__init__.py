@@ -1,4 +1,4 @@
-"""Images with lasting sample IDs: data sets by name, folders, arrays; class orders and task splits."""
+"""Images with permanent sample IDs, from named data sets, folders or arrays; class orders and task splits."""
 
 from krnet.data import protocol
 from krnet.data.dataset import DataSet, Split, channel_stats, from_arrays

@@ -1,10 +1,11 @@
-"""Images with lasting sample IDs.
+"""Images with permanent sample IDs.
 
-    DataSet: train and test Split, class names, mean and std, and how images are shown
+    DataSet: a train and a test Split, class names, mean and std, and how networks see the images
     Split: images (N, C, H, W) uint8, labels (N,) int64
     the user's own arrays -> from_arrays -> DataSet
 
-The sample ID of an image is its row: its place in the publisher's file, in the arrays, or among the sorted file names.
+The sample ID of an image is its row number: its position in the publisher's file, in the arrays, or in the sorted list
+of files.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from torch import Tensor
 from krnet.config import check_choice, check_int
 from krnet.errors import DataError, LabelError, SettingError
 
-CHANNELS = (1, 3, 4)  # what tells N x C x H x W from N x H x W x C
-STATS_BYTES = 1 << 30  # of training images, at most, that mean and std are taken over
-STATS_CHUNK = 256
+CHANNEL_COUNTS = (1, 3, 4)  # an axis of one of these lengths is taken as the channels, to tell NCHW from NHWC
+MAX_STATS_BYTES = 1 << 30  # mean and std are computed on at most this many bytes of training images
+STATS_CHUNK_IMAGES = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,9 +35,9 @@ class Split:
     """Images and labels by sample ID."""
 
     images: Tensor
-    """(N, C, H, W) uint8 on the CPU; those of a folder are mapped from a file."""
+    """(N, C, H, W) uint8 on the CPU; images of a folder are memory-mapped from a file."""
     labels: Tensor
-    """(N,) int64: 0..num_classes - 1, each at least once."""
+    """(N,) int64: 0..num_classes - 1; each occurs at least once."""
 
     @property
     def num_samples(self) -> int:
@@ -54,11 +55,11 @@ class DataSet:
     std: tuple[float, ...]
     """Per channel, as a fraction of 255."""
     pad: int
-    """Zeros around an image, in pixels, that random crops may reach into."""
+    """Width in pixels of the zero border around an image that random crops may include."""
     flip: bool
     """Whether images may be mirrored."""
     crop: int | None = None
-    """Pixels a side of the window that networks see: a random one in training, elsewhere the one in the middle. None:
+    """Side in pixels of the window that networks see: a random window in training, else the centre. None: the window is
     as large as the image."""
 
     def __post_init__(self) -> None:
@@ -82,32 +83,35 @@ class DataSet:
 
     @cached_property
     def digest(self) -> str:
-        """Of all labels, of some hundred images and of how they are shown: tells apart data sets that have one name."""
-        # Rounded: sums differ in their last digit from machine to machine.
-        scale = [f"{value:.6g}" for value in (*self.mean, *self.std)]
-        shown = (tuple(self.image_shape), scale, int(self.pad), bool(self.flip), self.crop)
-        hasher = hashlib.sha256(repr(shown).encode())
+        """Hash of all labels, of up to 256 images per split and of how networks see them.
+
+        It distinguishes data sets of the same name.
+        """
+        # Rounded, as the last digit of a sum differs between machines.
+        stats = [f"{value:.6g}" for value in (*self.mean, *self.std)]
+        input_settings = (tuple(self.image_shape), stats, int(self.pad), bool(self.flip), self.crop)
+        hasher = hashlib.sha256(repr(input_settings).encode())
         for split in (self.train, self.test):
             hasher.update(split.labels.contiguous().numpy().tobytes())
-            some = torch.linspace(0, split.num_samples - 1, min(256, split.num_samples)).round().long()
-            hasher.update(split.images[some].contiguous().numpy().tobytes())
+            sampled_ids = torch.linspace(0, split.num_samples - 1, min(256, split.num_samples)).round().long()
+            hasher.update(split.images[sampled_ids].contiguous().numpy().tobytes())
         return hasher.hexdigest()[:16]
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """Of the images as they are kept."""
+        """(C, H, W) of the stored images."""
         channels, height, width = self.train.images.shape[1:]
         return channels, height, width
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        """Of the images as networks see them."""
+        """(C, H, W) of the images that networks see."""
         channels, height, width = self.image_shape
         return (channels, height, width) if self.crop is None else (channels, self.crop, self.crop)
 
     @property
     def shift(self) -> int:
-        """How far a random crop may lie from the middle, in pixels either way; 0: no crops."""
+        """Largest offset in pixels of a random crop from the centre, in each direction; 0: no random crops."""
         return self.pad + (self.image_shape[1] - self.input_shape[1]) // 2
 
 
@@ -126,10 +130,11 @@ def from_arrays(
     class_names: Sequence[str] | None = None,
     layout: str | None = None,
 ) -> DataSet:
-    """The user's own images, as uint8 arrays or tensors, with labels 0..K-1.
+    """Make a data set of your own images (uint8 arrays or tensors) and labels 0..K-1.
 
-    layout: NCHW or NHWC; by default told from which axis has 1, 3 or 4 channels. mean, std: fractions of 255, one for
-    all channels or one for each; by default those of the training images. pad, flip, crop: as DataSet has them.
+    layout  NCHW or NHWC; by default found from the axis that has 1, 3 or 4 channels
+    mean, std  fractions of 255, one for all channels or one each; by default computed from the training images
+    pad, flip, crop  see DataSet
     """
     images = [_as_images(*part, layout) for part in ((train_images, f"{name}, train"), (test_images, f"{name}, test"))]
     labels = [_as_labels(*part) for part in ((train_labels, f"{name}, train"), (test_labels, f"{name}, test"))]
@@ -138,21 +143,21 @@ def from_arrays(
         raise DataError(f"{name}: images for training and testing are {shapes}; expected the same shape")
     if class_names is None:
         class_names = [str(label) for label in range(int(labels[0].max()) + 1)]
-    twice = [label for label, times in Counter(class_names).items() if times > 1]
-    if twice:
-        raise LabelError(f"{name}: two classes are named {twice[0]!r}; expected another name for each")
+    duplicates = [label for label, times in Counter(class_names).items() if times > 1]
+    if duplicates:
+        raise LabelError(f"{name}: two classes are named {duplicates[0]!r}; expected another name for each")
     train = make_split(images[0], labels[0], class_names, f"{name}, train")
     test = make_split(images[1], labels[1], class_names, f"{name}, test")
-    found_mean, found_std = channel_stats(train.images) if mean is None or std is None else ((), ())
-    mean = _per_channel("mean", found_mean if mean is None else mean, train.images.shape[1])
-    std = _per_channel("std", found_std if std is None else std, train.images.shape[1])
+    measured_mean, measured_std = channel_stats(train.images) if mean is None or std is None else ((), ())
+    mean = _check_per_channel("mean", measured_mean if mean is None else mean, train.images.shape[1])
+    std = _check_per_channel("std", measured_std if std is None else std, train.images.shape[1])
     return DataSet(name, train, test, tuple(class_names), mean, std, pad, flip, crop)
 
 
-def _per_channel(name: str, given: Any, channels: int) -> tuple[float, ...]:
+def _check_per_channel(name: str, given: Any, channels: int) -> tuple[float, ...]:
     try:
-        found = np.asarray(given.tolist() if isinstance(given, Tensor) else given, np.float64)
-        values = np.broadcast_to(found, channels) if found.ndim == 0 else found
+        array = np.asarray(given.tolist() if isinstance(given, Tensor) else given, np.float64)
+        values = np.broadcast_to(array, channels) if array.ndim == 0 else array
     except (TypeError, ValueError):
         values = np.empty(0)
     if values.shape != (channels,) or not np.isfinite(values).all() or (name == "std" and values.min() <= 0):
@@ -162,7 +167,7 @@ def _per_channel(name: str, given: Any, channels: int) -> tuple[float, ...]:
 
 
 def _as_images(images: Any, where: str, layout: str | None) -> Tensor:
-    """(N, C, H, W) uint8 on the CPU, the caller's own memory where it has that form."""
+    """Check the images and return them as (N, C, H, W) uint8 on the CPU, without a copy if they have that form."""
     found = images if isinstance(images, Tensor) else np.asarray(images)
     if str(found.dtype).removeprefix("torch.") != "uint8":
         raise DataError(f"{where}: images are {found.dtype}; expected uint8. Scale them to 0..255 and convert them")
@@ -172,24 +177,24 @@ def _as_images(images: Any, where: str, layout: str | None) -> Tensor:
             f"Give grey images an axis for their channel: images[:, None]"
         )
     if layout is None:
-        likely = [name for name, axis in (("NCHW", 1), ("NHWC", 3)) if found.shape[axis] in CHANNELS]
+        likely = [name for name, axis in (("NCHW", 1), ("NHWC", 3)) if found.shape[axis] in CHANNEL_COUNTS]
         if len(likely) != 1:
             raise DataError(
                 f"{where}: images of shape {tuple(found.shape)} may be NCHW or NHWC: {len(likely)} of the axes 1 and 3 "
-                f"look like channels ({', '.join(map(str, CHANNELS))}). Say layout='NCHW' or layout='NHWC'"
+                f"look like channels ({', '.join(map(str, CHANNEL_COUNTS))}). Say layout='NCHW' or layout='NHWC'"
             )
         layout = likely[0]
     check_choice("layout", layout, ("NCHW", "NHWC"))
     if isinstance(found, np.ndarray):
         with warnings.catch_warnings():
-            # Torch warns of read-only memory; nothing here writes to it.
+            # Torch warns about read-only memory, but nothing here writes to it.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writ")
             found = torch.from_numpy(np.ascontiguousarray(found))
     return (found if layout == "NCHW" else found.permute(0, 3, 1, 2)).cpu().contiguous()
 
 
 def _as_labels(labels: Any, where: str) -> Tensor:
-    # Tensors through Python numbers, as numpy cannot take every kind (bfloat16, CUDA).
+    # Convert tensors to Python numbers first: numpy cannot read all of them (bfloat16, CUDA).
     found = np.asarray(labels.tolist() if isinstance(labels, Tensor) else labels)
     if found.size == 0:
         raise LabelError(f"{where}: no labels; expected one per image")
@@ -204,7 +209,7 @@ def _as_labels(labels: Any, where: str) -> Tensor:
 
 
 def make_split(images: Tensor, labels: Tensor, class_names: Sequence[str], where: object) -> Split:
-    """Every class must be there: a task without images can be neither learned nor measured."""
+    """Check images and labels. Every class must occur: a task without images can neither be learned nor tested."""
     num_classes = len(class_names)
     if len(labels) != len(images):
         raise LabelError(f"{where}: {len(labels)} labels for {len(images)} images; expected one per image")
@@ -225,13 +230,16 @@ def make_split(images: Tensor, labels: Tensor, class_names: Sequence[str], where
 
 
 def channel_stats(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel's pixels; over evenly spaced images where all would be too many."""
-    step = -(-images.numel() // STATS_BYTES)
-    counts = np.zeros((images.shape[1], 256), np.int64)
-    for chunk in images[::step].split(STATS_CHUNK):
+    """Mean and standard deviation of each channel, as fractions of 255.
+
+    If the images exceed MAX_STATS_BYTES, evenly spaced ones are used.
+    """
+    step = -(-images.numel() // MAX_STATS_BYTES)
+    counts = np.zeros((images.shape[1], 256), np.int64)  # (C, 256): histogram of the pixels of each channel
+    for chunk in images[::step].split(STATS_CHUNK_IMAGES):
         counts += [np.bincount(channel.ravel(), minlength=256) for channel in chunk.transpose(0, 1).numpy()]
-    values, share = np.arange(256) / 255, counts / counts.sum(1, keepdims=True)
-    mean = share @ values
-    std = np.sqrt((share * (values - mean[:, None]) ** 2).sum(1))
-    # A channel of one value throughout must not be divided by zero.
+    values, frequencies = np.arange(256) / 255, counts / counts.sum(1, keepdims=True)
+    mean = frequencies @ values
+    std = np.sqrt((frequencies * (values - mean[:, None]) ** 2).sum(1))
+    # At least 1 / 255: a constant channel would be divided by zero.
     return tuple(mean.tolist()), tuple(np.maximum(std, 1 / 255).tolist())

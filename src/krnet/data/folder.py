@@ -1,11 +1,11 @@
 """Folders of images, decoded once.
 
     train/CLASS/*.jpg, val/CLASS/*.jpg -> read -> class names, (images (N, 3, S, S) uint8, labels (N,)) of each
+                                       -> load_folder -> DataSet
 
-Images come class by class, classes and files sorted by name. Tiny-ImageNet is understood as it is published:
-train/CLASS/images/*.JPEG, val/images/*.JPEG and val/val_annotations.txt. All are decoded in parallel to square RGB
-copies, which the user's cache folder keeps and later runs map from there: memory stays bounded.
-
+Images are ordered class by class; classes and files are sorted by name. Tiny-ImageNet is read as it is published:
+train/CLASS/images/*.JPEG, val/images/*.JPEG and val/val_annotations.txt. The images are decoded in parallel to square
+RGB copies in the user's cache folder. Later runs memory-map these copies, so memory use stays bounded.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from krnet.data.dataset import DataSet, Split, channel_stats
 from krnet.errors import DataError
 from krnet.io.atomic import atomic_write
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".webp", ".tif", ".tiff")
-MAX_DEFAULT_SIZE = 256  # from which data.py has 224 cropped, as networks for large images expect
-CHUNK = 256  # images that are decoded before they are written
-COPY_VERSION = 1  # of how copies are made: another number, and all are made again
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".webp", ".tif", ".tiff")
+MAX_DEFAULT_SIZE_PX = 256  # load_folder crops 224 of 256 pixels, the input size of networks for large images
+CHUNK_IMAGES = 256  # images that are decoded before they are written
+COPY_VERSION = 1  # raise it when copies are made in another way: all are then made again
 
-Files = dict[str, list[Path]]  # by class
+Files = dict[str, list[Path]]  # class name -> its image files
 
 
 def cache_folder() -> Path:
@@ -53,9 +53,9 @@ def read(
         raise DataError(f"{folder}: expected the folders train and val (or test) in it, each with a folder per class")
     files = {train: list_classes(train), test: list_annotated(test) or list_classes(test)}
     class_names = sorted(files[train])
-    differing = sorted(files[train].keys() ^ files[test].keys())
-    if differing:
-        raise DataError(f"{folder}: class {differing[0]} is only in {train.name} or {test.name}; expected it in both")
+    unmatched = sorted(files[train].keys() ^ files[test].keys())
+    if unmatched:
+        raise DataError(f"{folder}: class {unmatched[0]} is only in {train.name} or {test.name}; expected it in both")
     if choose is not None:
         chosen = list(choose(class_names))
         if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(class_names):
@@ -74,16 +74,20 @@ def read(
     return class_names, (train_images, train_labels), (test_images, test_labels)
 
 
-# ------------------------------------------------------------------ which files
+# ------------------------------------------------------------------ files
 
 
 def list_classes(folder: Path) -> Files:
     found = {}
     for class_folder in folder.iterdir():
         if class_folder.is_dir() and not class_folder.name.startswith("."):
-            files = [f for f in class_folder.rglob("*") if f.suffix.lower() in SUFFIXES and not f.name.startswith(".")]
+            files = [
+                f for f in class_folder.rglob("*") if f.suffix.lower() in IMAGE_SUFFIXES and not f.name.startswith(".")
+            ]
             if not files:
-                raise DataError(f"{class_folder}: no images in it; expected at least one, as {', '.join(SUFFIXES)}")
+                raise DataError(
+                    f"{class_folder}: no images in it; expected at least one, as {', '.join(IMAGE_SUFFIXES)}"
+                )
             found[class_folder.name] = sorted(files)
     if not found:
         raise DataError(f"{folder}: no folders in it; expected one per class")
@@ -91,7 +95,10 @@ def list_classes(folder: Path) -> Files:
 
 
 def list_annotated(folder: Path) -> Files:
-    """Tiny-ImageNet's val: images in one heap, and a list of file name, class and box. Empty where there is none."""
+    """Files of Tiny-ImageNet's val folder by class, or {} for other folders.
+
+    All images are in one folder; val_annotations.txt lists file name, class and box.
+    """
     listing, images = folder / "val_annotations.txt", folder / "images"
     found: Files = {}
     if listing.is_file() and images.is_dir():
@@ -103,18 +110,21 @@ def list_annotated(folder: Path) -> Files:
     return {name: sorted(files) for name, files in found.items()}
 
 
-# ------------------------------------------------------------------ their copies
+# ------------------------------------------------------------------ square copies
 
 
 def default_size(first: Path, say: Callable[[str], None]) -> int:
-    shorter = min(open_image(first).size)
-    if shorter > MAX_DEFAULT_SIZE:
-        say(f"{first}: {shorter} pixels at the shorter side; copies of {MAX_DEFAULT_SIZE} are kept")
-    return min(shorter, MAX_DEFAULT_SIZE)
+    shorter_px = min(open_image(first).size)
+    if shorter_px > MAX_DEFAULT_SIZE_PX:
+        say(f"{first}: {shorter_px} pixels at the shorter side; copies of {MAX_DEFAULT_SIZE_PX} are kept")
+    return min(shorter_px, MAX_DEFAULT_SIZE_PX)
 
 
 def cached_copies(root: Path, files: list[Path], size: int, say: Callable[[str], None]) -> Tensor:
-    """(N, 3, size, size), mapped from the cache folder; made first where these very files have no copies yet."""
+    """Square copies (N, 3, size, size) of the files, memory-mapped from the cache folder; they are made if missing.
+
+    The name of the cache file contains a hash of names, sizes and times of the files, so changed files get new copies.
+    """
     digest = hashlib.sha256(f"{COPY_VERSION}\n".encode())
     for file in files:
         stat = file.stat()
@@ -133,28 +143,28 @@ def cached_copies(root: Path, files: list[Path], size: int, say: Callable[[str],
 
 def map_copies(path: Path, shape: tuple[int, ...]) -> Tensor | None:
     try:
-        # Copy on write: torch wants memory it may write to, and the file must stay as it is.
+        # Copy on write: torch needs writable memory, and the file must not change.
         copies = open_memmap(path, mode="c")
     except (OSError, ValueError):
-        return None  # not there, or not whole
+        return None  # missing or incomplete
     return torch.from_numpy(copies) if copies.shape == shape and copies.dtype == np.uint8 else None
 
 
 def write_copies(path: Path, files: list[Path], shape: tuple[int, ...]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Threads will do: PIL decodes and resizes outside Python's lock.
+        # Threads suffice: PIL releases Python's global lock while it decodes and resizes.
         with atomic_write(path) as out, ThreadPoolExecutor() as pool:
             write_array_header_1_0(out, {"descr": "|u1", "fortran_order": False, "shape": shape})
-            for copy in _in_chunks(pool, partial(square_copy, size=shape[-1]), files):
+            for copy in _map_in_chunks(pool, partial(square_copy, size=shape[-1]), files):
                 out.write(copy)
     except OSError as error:
         raise DataError(f"{path}: cannot be written ({error}); make room there, or set XDG_CACHE_HOME") from error
 
 
-def _in_chunks(pool: ThreadPoolExecutor, function: Callable[[Path], bytes], files: list[Path]) -> Iterator[bytes]:
-    for start in range(0, len(files), CHUNK):
-        yield from pool.map(function, files[start : start + CHUNK])
+def _map_in_chunks(pool: ThreadPoolExecutor, function: Callable[[Path], bytes], files: list[Path]) -> Iterator[bytes]:
+    for start in range(0, len(files), CHUNK_IMAGES):
+        yield from pool.map(function, files[start : start + CHUNK_IMAGES])
 
 
 def open_image(path: Path) -> Any:
@@ -163,12 +173,12 @@ def open_image(path: Path) -> Any:
     try:
         with Image.open(path) as image:
             return image.convert("RGB")
-    except Exception as error:  # decoders raise what they like
+    except Exception as error:  # a decoder can raise any exception
         raise DataError(f"{path}: cannot be read as an image ({error}). Replace or remove it") from error
 
 
 def square_copy(path: Path, size: int) -> bytes:
-    """Shorter side resized to `size`, the middle of the longer one kept; (3, size, size) as bytes."""
+    """Resize the shorter side to `size` and cut out the centre square; returns the bytes of (3, size, size)."""
     Image = require("PIL.Image", "images")
 
     image = open_image(path)
@@ -180,7 +190,7 @@ def square_copy(path: Path, size: int) -> bytes:
     return np.asarray(image.crop((left, top, left + size, top + size))).transpose(2, 0, 1).tobytes()
 
 
-SMALL_SIZE = 96  # images of a folder up to here are padded and seen whole; of larger ones networks see a window
+MAX_PADDED_SIZE_PX = 96  # up to this size networks see whole images, with a padded border; of larger ones a window
 
 
 def load_folder(
@@ -192,7 +202,7 @@ def load_folder(
     class_names, train, test = read(folder, image_size, choose, say)
     mean, std = channel_stats(train[0])
     size = train[0].shape[-1]
-    # 4 around 32 pixels, as CIFAR's; 224 of 256, as ImageNet's.
-    pad, crop = (size // 8, None) if size <= SMALL_SIZE else (0, size - size // 16 * 2)
+    # Padding 4 for 32 pixels, as is usual for CIFAR; a window of 224 for 256 pixels, as for ImageNet.
+    pad, crop = (size // 8, None) if size <= MAX_PADDED_SIZE_PX else (0, size - size // 16 * 2)
     name = folder.resolve().name
     return DataSet(name, Split(*train), Split(*test), tuple(class_names), mean, std, pad, flip=True, crop=crop)

@@ -1,10 +1,10 @@
 """Class orders and task splits, by name.
 
-    class_order("lucir1993") -> [68, 56, 78, ...]     the classes in the order they are learned
+    class_order("lucir1993") -> [68, 56, 78, ...]     the classes in the order of learning
     split("lucir1993", num_classes=100, tasks=10)     -> TaskSplit: 50 classes, then 10 tasks of 5
 
-"Seed 1993" stands for several different orders in the literature, and the first halves of any two of them share only
-about half of their classes. So each has a name here, says where it comes from, and has a hash to be printed beside
+In the literature "seed 1993" stands for several different orders, and the first halves of any two of them share only
+about half of their classes. So each order has a name here, states where it comes from, and has a hash to print with
 every result.
 """
 
@@ -24,8 +24,8 @@ from krnet.config import check_int
 from krnet.errors import SettingError
 
 SEED = 1993
-CUSTOM = "custom"
-"""The name of an order that was given as a list."""
+CUSTOM_ORDER_NAME = "custom"
+"""Name of an order that the user gave as a list."""
 IMAGENET_CLASSES, SUBSET_CLASSES = 1000, 100
 
 AnyOrder = str | Iterable[int]
@@ -35,13 +35,13 @@ AnyOrder = str | Iterable[int]
 class ClassOrder:
     name: str
     provenance: str
-    """Where it comes from, and who else uses it."""
+    """Where the order comes from, and who uses it."""
     make: Callable[[int], list[int]]
-    """Number of classes -> the order."""
+    """Number of classes -> order."""
 
 
 def _lucir1993(num_classes: int) -> list[int]:
-    # RandomState, not default_rng: the literature's numbers are those of the old generator.
+    # RandomState, not default_rng: published orders were drawn with numpy's old generator.
     return np.random.RandomState(SEED).permutation(num_classes).tolist()
 
 
@@ -55,7 +55,7 @@ def _icarl(num_classes: int) -> list[int]:
             f"class order 'icarl' is one of CIFAR-100's 100 classes, and there are {num_classes}; choose another order"
         )
     random = np.random.RandomState(SEED)
-    for _ in range(num_classes):  # the original first shuffles the 500 training images of each class
+    for _ in range(num_classes):  # the original code first shuffles the 500 training images of each class
         random.permutation(500)
     return random.permutation(num_classes).tolist()
 
@@ -86,7 +86,7 @@ ORDERS = {
 
 
 def class_order(order: AnyOrder, num_classes: int = 100) -> list[int]:
-    """The classes in the order they are learned: of that name, or as listed ([3, 1, 2, ...] or "3,1,2,...")."""
+    """The classes in the order of learning. `order` is a name, or a list such as [3, 1, 2, ...] or "3,1,2,..."."""
     check_int("num_classes", num_classes, 1)
     if not isinstance(order, str):
         return _check_permutation(list(order), num_classes)
@@ -117,15 +117,15 @@ def _check_permutation(listed: Sequence[object], num_classes: int) -> list[int]:
 
 
 def order_hash(order: Sequence[int]) -> str:
-    """12 hexadecimal digits that tell one order from another: SHA-256 of "68,56,78,..."."""
+    """The first 12 hexadecimal digits of the SHA-256 of "68,56,78,...", to identify an order."""
     return hashlib.sha256(",".join(map(str, order)).encode()).hexdigest()[:12]
 
 
 def imagenet_subset(class_names: Sequence[str]) -> list[str]:
-    """LUCIR's ImageNet-Subset: the 100 of ImageNet's 1000 class folders drawn with seed 1993, in alphabetical order.
+    """LUCIR's ImageNet-Subset: 100 of ImageNet's 1000 class folders, drawn with seed 1993, in alphabetical order.
 
-    Alphabetical, as LUCIR copies them to a folder of their own, where they are numbered by name; its class order
-    (`lucir1993`) counts from there. GFR-IL, PODNet, BiC and FOSTER each use other hundreds of classes.
+    LUCIR copies these classes to a new folder, where they are numbered alphabetically; its class order (`lucir1993`)
+    uses these numbers. GFR-IL, PODNet, BiC and FOSTER each use another set of 100 classes.
     """
     names = list(class_names)
     if len(set(names)) != IMAGENET_CLASSES:
@@ -142,38 +142,42 @@ SUBSETS = {"lucir1993": imagenet_subset}
 
 
 def subset(which: str | int | Sequence[str]) -> Callable[[Sequence[str]], list[str]]:
-    """Some of a folder's classes, for data.load(choose=...): "lucir1993" is LUCIR's ImageNet-Subset, 100 (or "100") the
-    first hundred by name, ["n01440764", ...] (or "n01440764,...") those named, numbered as they are listed."""
+    """Return a function for data.load(choose=...) that selects some of a folder's classes.
+
+    "lucir1993"  LUCIR's ImageNet-Subset
+    100 or "100"  the first 100 classes by name
+    ["n01440764", ...] or "n01440764,..."  the listed classes, numbered in this order
+    """
     if isinstance(which, str) and which in SUBSETS:
         return SUBSETS[which]
     if isinstance(which, str):
         which = int(which) if which.strip().isdecimal() else [name.strip() for name in which.split(",")]
-    wanted = which
+    selection = which
 
     def choose(class_names: Sequence[str]) -> list[str]:
-        if isinstance(wanted, int):
-            check_int("subset", wanted, 1, len(class_names))
-            return list(class_names[:wanted])
-        for name in wanted:
+        if isinstance(selection, int):
+            check_int("subset", selection, 1, len(class_names))
+            return list(class_names[:selection])
+        for name in selection:
             if name not in class_names:
                 near = difflib.get_close_matches(name, [*class_names, *SUBSETS], n=1)
                 hint = f"did you mean {near[0]!r}?" if near else f"expected {', '.join(SUBSETS)}, a number, or classes"
                 raise SettingError(f"subset: no class {name!r} among the {len(class_names)}; {hint}")
-        if len(set(wanted)) < len(wanted):
+        if len(set(selection)) < len(selection):
             raise SettingError("subset names a class twice; name each once")
-        return list(wanted)
+        return list(selection)
 
     return choose
 
 
 @dataclass(frozen=True)
 class TaskSplit:
-    """Which classes come when. Classes are named by their label in the data set."""
+    """The classes of each task. A class is given by its label in the data set."""
 
     order_name: str
     order: tuple[int, ...]
     tasks: tuple[tuple[int, ...], ...]
-    """Classes of each task, the base task first."""
+    """Classes of each task; the base task is the first."""
 
     @property
     def hash(self) -> str:
@@ -181,21 +185,21 @@ class TaskSplit:
 
     @property
     def num_tasks(self) -> int:
-        """The base task included."""
+        """Number of tasks, including the base task."""
         return len(self.tasks)
 
     @property
     def position(self) -> Tensor:
-        """(num_classes,): the place of each label in the order. Output k of a classifier is the k-th class learned."""
+        """(num_classes,): position of each label in the order. Output k of a classifier is the k-th class learned."""
         return torch.tensor(self.order).argsort()
 
     def classes_seen(self, task: int) -> list[int]:
-        """Every class up to and including this task, in the order they were learned."""
+        """All classes up to and including this task, in the order of learning."""
         self._check(task)
         return [label for classes in self.tasks[: task + 1] for label in classes]
 
     def samples(self, labels: Tensor, task: int) -> Tensor:
-        """Sample IDs, ascending, of this task's classes, where `labels` (N,) are those of the data set."""
+        """Sample IDs, ascending, of this task's classes; `labels` (N,) are the labels of the data set."""
         self._check(task)
         return torch.isin(labels, torch.tensor(self.tasks[task], device=labels.device)).nonzero().squeeze(1)
 
@@ -211,11 +215,14 @@ def split(
     tasks: int = 10,
     sizes: Sequence[int] | None = None,
 ) -> TaskSplit:
-    """A base task and then `tasks` more that share the other classes equally, the first of them one larger if need be.
+    """Split the classes into a base task and `tasks` later tasks of equal size.
 
-    base_classes: by default half of all. sizes: classes of every task, the base task first, instead of the other two.
+    If the classes do not divide evenly, the first later tasks get one class more.
+
+    base_classes  classes of the base task; by default half of all
+    sizes         number of classes of every task, the base task first; replaces base_classes and tasks
     """
-    named = isinstance(order, str) and order in ORDERS
+    is_named = isinstance(order, str) and order in ORDERS
     listed = class_order(order, num_classes)
     if sizes is None:
         sizes = _equal_sizes(num_classes, base_classes, tasks)
@@ -227,7 +234,7 @@ def split(
         raise SettingError(f"sizes add up to {sum(sizes)} classes; expected all {num_classes}, the base task included")
     ends = list(itertools.accumulate(sizes))
     classes = tuple(tuple(listed[end - size : end]) for size, end in zip(sizes, ends))
-    return TaskSplit(str(order) if named else CUSTOM, tuple(listed), classes)
+    return TaskSplit(str(order) if is_named else CUSTOM_ORDER_NAME, tuple(listed), classes)
 
 
 def _equal_sizes(num_classes: int, base_classes: int | None, tasks: int) -> list[int]:

@@ -1,6 +1,8 @@
-"""Data sets by name: digits, cifar100, a folder of images, and those that others register.
+"""Load data sets by name: digits, cifar100, a folder of images, and those that others register.
 
-Data folder: `data_dir`, else KRNET_DATA, else the user's cache folder; CIFAR-100 lies there in cifar-100-python/.
+    name or path, data folder -> load -> DataSet
+
+The data folder is `data_dir`, else KRNET_DATA, else the user's cache folder. CIFAR-100 is in its cifar-100-python/.
 """
 
 from __future__ import annotations
@@ -20,12 +22,12 @@ from krnet.io.atomic import AnyPath
 FOLDER_PREFIX = "imagefolder:"
 Say = Callable[[str], None]
 Loader = Callable[[Path | None, bool, Say], DataSet]
-"""data folder if one is named, whether it may download, who is told of what takes long -> the data set"""
+"""(data folder or None, whether to download, function that receives messages about slow steps) -> DataSet"""
 LOADERS: dict[str, Loader] = {}
 
 
 def register(name: str) -> Callable[[Loader], Loader]:
-    """Make a data set known by name, to `load` and to `krnet learn --data`."""
+    """Decorator that registers a loader under a name, for `load` and `krnet learn --data`."""
 
     def add(loader: Loader) -> Loader:
         assert name not in LOADERS, f"two data sets are called {name}"
@@ -48,11 +50,12 @@ def load(
     download: bool = True,
     say: Callable[[str], None] = lambda text: None,
 ) -> DataSet:
-    """A data set by name: digits, cifar100, imagefolder:PATH, or the PATH of a folder with train/ and val/ in it.
+    """Load a data set: digits, cifar100, imagefolder:PATH, or the PATH of a folder that holds train/ and val/.
 
-    image_size and choose are for folders. image_size: pixels of the square copies that are kept; by default the
-    shorter side of the first image, at most 256; of those above 96 networks see seven eighths, 224 of 256 (`crop`).
-    choose: picks from the sorted class names, such as protocol.subset("lucir1993"). say: told of what takes long.
+    image_size  for folders: side in pixels of the square copies that are kept. By default the shorter side of the first
+                image, at most 256. Above 96 pixels networks see a window of seven eighths (`crop`), 224 of 256
+    choose      for folders: picks classes from the sorted class names, such as protocol.subset("lucir1993")
+    say         is called with a message before each slow step
     """
     data_folder = data_dir or os.environ.get("KRNET_DATA") or None
     folder = None if name in LOADERS else _find_folder(name, data_folder)
@@ -66,7 +69,7 @@ def load(
 
 
 def _find_folder(name: str, data_folder: AnyPath | None) -> Path:
-    """The folder that a name means: a relative path may start in the current folder or in the data folder."""
+    """Find the folder of this name, relative to the current folder or to the data folder."""
     path = Path(name.removeprefix(FOLDER_PREFIX)).expanduser()
     candidates = [path, Path(data_folder, path)] if data_folder else [path]
     found = [candidate for candidate in candidates if candidate.is_dir()]

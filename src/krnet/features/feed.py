@@ -1,11 +1,12 @@
-"""Which samples come when, and their values on the device.
+"""Batches for a fit: which samples, and their values on the device.
 
-    iteration -> Feed.batch  -> ids (B,), and values (B, *shape) where they are not on the device anyhow
-              -> Feed.values -> values (B, *shape); no more than a gather, so that it may be part of a graph
+    iteration -> Feed.batch -> ids (B,), and values (B, *shape) unless all samples are on the device
+    these     -> Feed.values -> values (B, *shape); at most a gather, so that a CUDA graph can contain it
 
-The order is a function of seed and iteration alone, so a resumed fit sees what an uninterrupted one would.
-Features that lie in memory, or fit on the GPU, are gathered there; others are read from where they lie, a few
-batches ahead, in runs of neighbours long enough for a disk, and cross to the GPU while it works on the batch before.
+The order depends on seed and iteration alone, so a resumed fit sees the same batches as an uninterrupted one.
+Features that are in memory, or fit on the GPU, are gathered there. All others are read from their file a few batches
+ahead, in runs of neighbouring samples that are long enough for a disk. They are copied to the GPU while it processes
+the previous batch.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from krnet.device import free_bytes
 from krnet.features.sampler import BatchOrder
 from krnet.features.source import FeatureSource
 
-RUN_BYTES = 256 << 10  # a disk reads this much in about the time it takes to seek
-READERS = max(2, min(6, (os.cpu_count() or 1) // 2))  # one copies about 2 GB/s from memory the disk is cached in
+RUN_BYTES = 256 << 10  # a disk reads this much in about the time of a seek
+NUM_READERS = max(2, min(6, (os.cpu_count() or 1) // 2))  # threads; each copies about 2 GB/s of a cached file
+NUM_AHEAD = 2  # batches read in advance beyond one per reader
 
 
 class Feed:
@@ -31,25 +33,25 @@ class Feed:
         self.num_samples = len(source)
         self.batch_size = min(batch_size, self.num_samples)
         self.resident = self.find_resident()
-        # Neighbours in a batch are a little worse to learn from, hence eight runs a batch at the least.
-        run = -(-RUN_BYTES // source.sample_bytes)
-        self.run = 1 if self.resident is not None else max(1, min(run, self.batch_size // 8))
-        place = device if self.resident is not None else torch.device("cpu")
-        self._order = BatchOrder(self.num_samples, self.batch_size, seed, run=self.run, device=place)
-        self._pool = ThreadPoolExecutor(READERS) if self.resident is None else None
-        self._side = torch.cuda.Stream(device) if self._pool and device.type == "cuda" else None
-        self._waiting: deque[tuple[int, Future[tuple[Tensor, Tensor]]]] = deque()
+        # Neighbouring samples in a batch slow learning down a little, hence at least eight runs per batch.
+        disk_run = -(-RUN_BYTES // source.sample_bytes)
+        self.run = 1 if self.resident is not None else max(1, min(disk_run, self.batch_size // 8))
+        ids_device = device if self.resident is not None else torch.device("cpu")
+        self._order = BatchOrder(self.num_samples, self.batch_size, seed, run=self.run, device=ids_device)
+        self._pool = ThreadPoolExecutor(NUM_READERS) if self.resident is None else None
+        self._copy_stream = torch.cuda.Stream(device) if self._pool and device.type == "cuda" else None
+        self._pending: deque[tuple[int, Future[tuple[Tensor, Tensor]]]] = deque()
 
     def find_resident(self) -> Tensor | None:
-        """All samples on the device, where they are there or fit there."""
-        kept = self.source.resident
-        if kept is not None and kept.device == self.device:
-            return kept
+        """All samples on the device (N, *shape); None if they need more than half of its free memory."""
+        resident = self.source.resident
+        if resident is not None and resident.device == self.device:
+            return resident
         if self.source.nbytes > free_bytes(self.device) // 2:
             return None
         values = torch.empty((len(self.source), *self.source.shape), dtype=self.source.dtype, device=self.device)
-        step = max(1, (64 << 20) // self.source.sample_bytes)
-        for ids in torch.arange(len(self.source)).split(step):
+        chunk_size = max(1, (64 << 20) // self.source.sample_bytes)
+        for ids in torch.arange(len(self.source)).split(chunk_size):
             values[ids[0] : ids[-1] + 1] = self.source.read(ids).to(self.device)
         return values
 
@@ -57,23 +59,24 @@ class Feed:
         return self._order.ids(iteration)
 
     def batch(self, iteration: int) -> tuple[Tensor, ...]:
-        """What `values` needs, on the device."""
+        """The arguments of `values`, on the device."""
         if self.resident is not None:
             return (self.ids(iteration),)
-        while self._waiting and self._waiting[0][0] != iteration:
-            self._waiting.popleft()
+        while self._pending and self._pending[0][0] != iteration:
+            self._pending.popleft()
         assert self._pool is not None
-        for ahead in range(iteration + len(self._waiting), iteration + READERS + 2):
-            self._waiting.append((ahead, self._pool.submit(self._read, ahead)))
-        ids, values = self._waiting.popleft()[1].result()
-        if self._side is not None:
-            now = torch.cuda.current_stream(self.device)
-            now.wait_stream(self._side)
+        for later in range(iteration + len(self._pending), iteration + NUM_READERS + NUM_AHEAD):
+            self._pending.append((later, self._pool.submit(self._read, later)))
+        ids, values = self._pending.popleft()[1].result()
+        if self._copy_stream is not None:
+            current_stream = torch.cuda.current_stream(self.device)
+            current_stream.wait_stream(self._copy_stream)
             for tensor in (ids, values):
-                tensor.record_stream(now)  # made on the other stream: its memory is not free before this one is done
+                tensor.record_stream(current_stream)  # else the copy stream could reuse its memory too early
         return ids, values
 
     def values(self, ids: Tensor, values: Tensor | None = None) -> Tensor:
+        """Values (B, *shape) on the device, from what `batch` returned."""
         if values is not None:
             return values
         assert self.resident is not None
@@ -81,10 +84,10 @@ class Feed:
 
     def _read(self, iteration: int) -> tuple[Tensor, Tensor]:
         ids = self.ids(iteration)
-        if self._side is None:
+        if self._copy_stream is None:
             return ids, self.source.read(ids)
         values = self.source.read(ids, pinned=True)
-        with torch.cuda.stream(self._side):
+        with torch.cuda.stream(self._copy_stream):
             return ids.pin_memory().to(self.device, non_blocking=True), values.to(self.device, non_blocking=True)
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""How far replays are from the features they stand for.
+"""The error of replays, compared with the recorded features.
 
-    decode(ids) against source.read(ids), all samples -> Fidelity: MSE and R2 of per-channel-normalised values
+    decode(ids), source.read(ids), for all samples -> Fidelity: MSE and R2 of per-channel-normalised values
 
 R2 = 1 - MSE / variance of all normalised values.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 from krnet.features.source import FeatureSource
 from krnet.features.stats import FeatureStats, normalise
 
-BATCH_BYTES = 8 << 20  # of features; decoding them takes several times as much
+BATCH_BYTES = 8 << 20  # features per batch; decoding needs several times as much memory
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Fidelity:
 
 
 def r_squared(mse: float, variance: float) -> float:
-    """Constant features have nothing to explain: all of it is explained if there is no error."""
+    """1 - mse / variance. Constant features have no variance: 1 without an error, else 0."""
     if variance == 0:
         return 1.0 if mse == 0 else 0.0
     return 1 - mse / variance
@@ -34,13 +34,13 @@ def r_squared(mse: float, variance: float) -> float:
 
 def fidelity(decode: Callable[[Tensor], Tensor], source: FeatureSource, stats: FeatureStats) -> Fidelity:
     """One pass over all samples; `decode` maps IDs (B,) to features (B, *shape) in the original scale."""
-    step = max(1, min(4096, BATCH_BYTES // (source.sample_bytes or 1)))
-    total = 0.0
-    for ids in torch.arange(len(source)).split(step):
+    batch_size = max(1, min(4096, BATCH_BYTES // (source.sample_bytes or 1)))
+    square_sum = 0.0
+    for ids in torch.arange(len(source)).split(batch_size):
         replayed = decode(ids)
         real = source.read(ids).to(replayed.device)
-        # Not clamped: an error outside the range is an error.
+        # Replays are not clamped: an error outside the range of the features counts too.
         difference = normalise(replayed, stats.low, stats.high, clamp=False) - normalise(real, stats.low, stats.high)
-        total += difference.double().square().sum().item()
-    mse = total / stats.count
+        square_sum += difference.double().square().sum().item()
+    mse = square_sum / stats.count
     return Fidelity(mse, r_squared(mse, stats.variance))

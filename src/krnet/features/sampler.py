@@ -1,9 +1,9 @@
-"""Which samples come when.
+"""The order of samples during training.
 
-    iteration -> Order.ids -> places (B,) among num_samples
+    iteration -> BatchOrder.ids -> sample numbers (B,), each from 0 to num_samples - 1
 
-A function of seed and iteration alone, so a resumed run sees what an uninterrupted one would. Epochs are laid end to
-end and cut into batches, so every batch is full.
+The order depends on seed and iteration alone, so a resumed run sees the same batches as an uninterrupted one. A
+batch that reaches the end of an epoch continues with the next, so every batch is full.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class BatchOrder:
     def __init__(
         self, num_samples: int, batch_size: int, seed: int, *, run: int = 1, device: torch.device | None = None
     ):
-        """`run` keeps that many neighbours together, for a disk's sake."""
+        """`run` neighbouring samples stay together in the order: a disk reads them faster than scattered ones."""
         self.num_samples, self.seed, self.run = num_samples, seed, run
         self.batch_size = min(batch_size, num_samples)
         self.device = device or torch.device("cpu")
@@ -33,10 +33,10 @@ class BatchOrder:
         return ids[ids < self.num_samples].to(self.device)
 
     def ids(self, iteration: int) -> Tensor:
-        begin = iteration * self.batch_size
-        parts, need = [], self.batch_size
-        while need:
-            epoch, offset = divmod(begin, self.num_samples)
-            parts.append(self._epoch(epoch)[offset : offset + need])
-            begin, need = begin + len(parts[-1]), need - len(parts[-1])
+        start = iteration * self.batch_size
+        parts, num_missing = [], self.batch_size
+        while num_missing:
+            epoch, offset = divmod(start, self.num_samples)
+            parts.append(self._epoch(epoch)[offset : offset + num_missing])
+            start, num_missing = start + len(parts[-1]), num_missing - len(parts[-1])
         return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,15 +1,9 @@
-"""Which samples a recording holds: their number, shape and labels, and how a file says so.
+"""Number, shape and labels of the samples in a recording, and how its file stores them.
 
-Samples --describe--> metadata (num_samples, shape, classes) + tensor `labels` where runs do not say it
+Samples --describe--> metadata (num_samples, shape, classes), and the tensor `labels`
         <--recall----
 
-
-Batched ID embedding: turn a sample ID into a vector, with two stored vectors per group of samples.
-
-    sample ID -> (group m, slot n) -> static vector v_s[m]            -> FC module --+
-                                      dynamic vector v_d[m], shifted n -> FC module --+-> embedding (B, 2H)
-
-Zhang et al., "KRNet: Towards Efficient Knowledge Replay", section "Batched ID Embedding".
+`classes` lists [label, number of samples]. The tensor is left out if the samples are sorted by class.
 """
 
 from __future__ import annotations
@@ -24,9 +18,9 @@ from torch import Tensor
 from krnet.errors import NotARecordingError, OversizedRecordingError
 from krnet.io.header import MAX_DIMS
 
-LABELS = "labels"
+LABELS = "labels"  # name of the tensor
 LABEL_DTYPES = (torch.uint8, torch.int16, torch.int32)
-# No recorder needs less than an eighth of a bit for a sample; a header that claims more samples is lying.
+# Every recorder needs at least an eighth of a bit for a sample; a header that claims more samples is wrong.
 SAMPLES_PER_BYTE = 64
 
 
@@ -36,13 +30,14 @@ class Samples:
     shape: tuple[int, ...]
     """Shape of one sample."""
     labels: Tensor | None
-    """(N,) int64, by sample ID."""
+    """Label of each sample ID, (N,) int64."""
 
     def class_counts(self) -> list[int]:
-        """Samples per class, classes in order of first appearance; without labels all are one class."""
+        """Samples per class, classes in order of first appearance; unlabelled samples form one class."""
         return [self.num_samples] if self.labels is None else class_index(self.labels)[1].tolist()
 
     def describe(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Metadata and tensors to store in the file."""
         metadata: dict[str, Any] = {
             "num_samples": self.num_samples,
             "shape": list(self.shape),
@@ -53,17 +48,17 @@ class Samples:
         index, counts = class_index(self.labels)
         names = torch.empty_like(counts).scatter_(0, index, self.labels)
         metadata["classes"] = [list(pair) for pair in zip(names.tolist(), counts.tolist(), strict=True)]
-        # Samples that come class by class need no more than the class table.
+        # The class table alone describes samples that are sorted by class.
         if torch.equal(index, torch.repeat_interleave(torch.arange(len(counts)), counts)):
             return metadata, {}
-        fits = next(t for t in LABEL_DTYPES if len(counts) <= torch.iinfo(t).max + 1)
-        return metadata, {LABELS: index.to(fits)}
+        smallest = next(dtype for dtype in LABEL_DTYPES if len(counts) <= torch.iinfo(dtype).max + 1)
+        return metadata, {LABELS: index.to(smallest)}
 
     @classmethod
     def recall(
         cls, metadata: dict[str, Any], file_bytes: int, read: Callable[[], Tensor | None], path: object
     ) -> Samples:
-        """`read()` gives the tensor `labels`, or None where the file has none."""
+        """Rebuild from the file. `read()` returns the tensor `labels`, or None if the file has none."""
         num_samples, shape, classes = (metadata.get(name) for name in ("num_samples", "shape", "classes"))
         shape = shape if isinstance(shape, list) and len(shape) < MAX_DIMS else None
         if num_samples is None or shape is None or not all(map(_is_count, [num_samples, *shape])):
@@ -90,7 +85,7 @@ class Samples:
             elif index.shape != (num_samples,) or index.dtype not in LABEL_DTYPES:
                 raise ValueError(f"the labels are {index.dtype} {tuple(index.shape)}")
             index = index.long()
-            # bincount makes room up to the largest number that it meets.
+            # bincount allocates as many counters as the largest index: check that first.
             if int(index.max()) >= len(counts) or torch.bincount(index, minlength=len(counts)).tolist() != counts:
                 raise ValueError("the labels are not those it counts")
             labels = torch.tensor(names)[index]
@@ -110,6 +105,6 @@ def class_index(labels: Tensor) -> tuple[Tensor, Tensor]:
     _, inverse, counts = torch.unique(labels, return_inverse=True, return_counts=True)
     first = torch.full((len(counts),), len(labels)).scatter_reduce(0, inverse, torch.arange(len(labels)), "amin")
     order = torch.argsort(first)
-    place = torch.empty_like(order)
-    place[order] = torch.arange(len(order))
-    return place[inverse], counts[order]
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(order))
+    return rank[inverse], counts[order]

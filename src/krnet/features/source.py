@@ -1,9 +1,9 @@
-"""Feature maps as the caller has them: opened where they lie, read by sample ID.
+"""Feature maps in the caller's storage, read by sample ID.
 
     tensor, array, memmap, .npy .npz .safetensors .h5 .zarr, Dataset, list
         -> open_features -> FeatureSource: read(ids (B,)) -> (B, *shape), stored dtype, CPU
 
-Features are never copied whole and never changed: memory stays bounded however large the file is.
+Features are never changed, and only the samples asked for are read: memory stays bounded however large the file is.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from safetensors import SafetensorError, safe_open
 from krnet.config import require
 from krnet.errors import FeatureError, InputError, LabelError
 
-# What a stored type is called by safetensors, by numpy and torch. uint16 is left out on purpose: bfloat16
-# bits are often kept in it, and as numbers they would be nonsense.
+# Names of the supported types: safetensors -> numpy and torch. uint16 is left out on purpose: it often holds the bits
+# of bfloat16 values, which are wrong as integers.
 SAFETENSORS_DTYPES = {
     **{"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"},
     **{"U8": "uint8", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64"},
 }
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in SAFETENSORS_DTYPES.values()}
-BLOCK_BYTES = 64 << 20  # most that one step reads, and so most that a memory map keeps resident
-FAULT_BYTES = 64 << 10  # Linux maps up to this much around every page that is touched
+BLOCK_BYTES = 64 << 20  # read at most this much at a time, since a memory map keeps it resident until it is dropped
+FAULT_AROUND_BYTES = 64 << 10  # Linux maps up to this much around every page that is touched
 
 Fill = Callable[[torch.Tensor, torch.Tensor], None]  # fill(out, ids) writes sample ids[i] to out[i]
 
 
 class FeatureSource:
-    """N samples of one shape and dtype. Kinds of storage differ only in `fill`, how rows are read."""
+    """N samples of one shape and dtype. Kinds of storage differ only in `fill`, which reads the rows."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class FeatureSource:
         """Shape of one sample."""
         self.dtype = DTYPES[dtype]
         self.resident = resident
-        """All samples (N, *shape), if they lie in memory: the caller's own, never to be written to."""
+        """All samples (N, *shape) if they are in memory, else None. This is the caller's tensor: never write to it."""
         self._fill = fill
 
     def __len__(self) -> int:
@@ -77,7 +77,7 @@ class FeatureSource:
     def read(self, ids: torch.Tensor, *, pinned: bool = False) -> torch.Tensor:
         """Samples `ids` (B,), in any order and with repeats, as a new CPU tensor (B, *shape).
 
-        `pinned` memory crosses to a GPU while other work goes on.
+        `pinned` memory can be copied to a GPU while other work goes on.
         """
         assert ids.dim() == 1 and ids.dtype == torch.int64 and ids.is_cpu, f"IDs {ids.dtype} {ids.shape}"
         out = torch.empty((len(ids), *self.shape), dtype=self.dtype, pin_memory=pinned)
@@ -92,7 +92,7 @@ class FeatureSource:
         return out
 
     def behind(self, first: int) -> FeatureSource:
-        """The samples from this one on."""
+        """source[first:]: the samples from ID `first` on, renumbered from 0."""
         return FeatureSource(
             self.name,
             (len(self) - first, *self.shape),
@@ -116,12 +116,12 @@ def _check_spec(name: str, full_shape: Sequence[int], dtype: str) -> None:
 
 
 def open_features(features: Any, *, key: str | None = None) -> FeatureSource:
-    """Open features of any kind. `key` names the array in a file, or mapping, that holds several."""
+    """Open features of any supported kind. `key` names the array in a file or mapping that holds several."""
     if isinstance(features, (str, os.PathLike)):
         return _open_path(Path(features), key)
     name = features.name if isinstance(features, FeatureSource) else type(features).__name__
     if hasattr(features, "keys"):
-        return open_features(features[_choose(features.keys(), key, name)])
+        return open_features(features[_pick_array(features.keys(), key, name)])
     _refuse_key(key, name)
     if isinstance(features, FeatureSource):
         return features
@@ -160,7 +160,7 @@ def _from_tensor(tensor: torch.Tensor, name: str) -> FeatureSource:
 
 
 def _from_array(array: np.ndarray, name: str, dtype: str | None = None) -> FeatureSource:
-    """An array or memory map; `dtype` tells what its values are where numpy has no word for it."""
+    """An array or memory map; `dtype` names the type of its values if numpy has no such type (bfloat16)."""
     if isinstance(array, np.ma.MaskedArray):
         raise FeatureError(f"{name}: a masked array; expected plain values. Call .filled(value) first.")
     dtype = dtype or array.dtype.name
@@ -173,14 +173,14 @@ def _from_array(array: np.ndarray, name: str, dtype: str | None = None) -> Featu
             return _from_tensor(torch.from_numpy(np.asarray(array)), name)
 
     values = np.asarray(array) if dtype != "bfloat16" else np.asarray(array).view(np.int16)
-    rows_per_step = max(1, BLOCK_BYTES // max(FAULT_BYTES, math.prod(array.shape[1:]) * array.itemsize))
+    rows_per_step = max(1, BLOCK_BYTES // max(FAULT_AROUND_BYTES, math.prod(array.shape[1:]) * array.itemsize))
 
     def fill(out: torch.Tensor, ids: torch.Tensor) -> None:
-        target, wanted = _bits(out), ids.numpy()
-        for start in range(0, len(wanted), rows_per_step):
-            rows = wanted[start : start + rows_per_step]
+        target, sample_ids = _numpy_view(out), ids.numpy()
+        for start in range(0, len(sample_ids), rows_per_step):
+            rows = sample_ids[start : start + rows_per_step]
             is_run = bool((np.diff(rows) == 1).all())
-            # A run goes straight from the file to its place; scattered rows pass through a copy.
+            # A slice is copied straight from the file to the target; indexing by an array makes a copy in between.
             target[start : start + len(rows)] = values[rows[0] : rows[-1] + 1] if is_run else values[rows]
             _drop_pages(mapped)
 
@@ -197,36 +197,36 @@ def _memory_map(array: Any) -> np.memmap | None:
 
 
 def _drop_pages(mapped: Any) -> None:
-    """Hand back what was read through a map, or in time the whole file would count as our memory."""
-    # A copy-on-write map ("c") keeps the caller's changes in the very pages that would be dropped.
+    """Release the pages that were read through a memory map, else the whole file ends up in our memory."""
+    # A copy-on-write map ("c") may hold the caller's changes: dropping its pages would lose them.
     if mapped is not None and mapped.mode != "c" and hasattr(mmap, "MADV_DONTNEED"):
         mapped._mmap.madvise(mmap.MADV_DONTNEED)
 
 
 def _from_slices(array: Any, name: str) -> FeatureSource:
-    """An h5py Dataset, a zarr Array, or whatever has a shape and a dtype and can be sliced."""
+    """An h5py Dataset, a zarr Array, or any object that has a shape and a dtype and can be sliced."""
 
     def fill(out: torch.Tensor, ids: torch.Tensor) -> None:
-        target, wanted = _bits(out), ids.numpy()
-        order = np.argsort(wanted, kind="stable")
-        ordered = wanted[order]
-        # One slice serves neighbours and rows of the same stored chunk, which is decoded once either
-        # way; blocks of `most_rows` bound the memory where a single chunk spans all samples.
-        most_rows = max(1, BLOCK_BYTES // (target.nbytes // len(target)))
+        target, sample_ids = _numpy_view(out), ids.numpy()
+        order = np.argsort(sample_ids, kind="stable")
+        sorted_ids = sample_ids[order]
+        # One slice reads neighbours, and all rows of the same stored chunk, since that is decoded as a whole anyway.
+        # No slice crosses a multiple of `max_rows`: this bounds the memory if a single chunk spans all samples.
+        max_rows = max(1, BLOCK_BYTES // (target.nbytes // len(target)))
         chunk_rows = (getattr(array, "chunks", None) or (1,))[0]
-        joined = (np.diff(ordered) <= 1) | (np.diff(ordered // chunk_rows) == 0)
-        joined &= np.diff(ordered // most_rows) == 0
-        for places in np.split(order, np.flatnonzero(~joined) + 1):
-            start, stop = int(wanted[places[0]]), int(wanted[places[-1]]) + 1
-            target[places] = np.asarray(array[start:stop])[wanted[places] - start]
+        same_slice = (np.diff(sorted_ids) <= 1) | (np.diff(sorted_ids // chunk_rows) == 0)
+        same_slice &= np.diff(sorted_ids // max_rows) == 0
+        for rows in np.split(order, np.flatnonzero(~same_slice) + 1):
+            start, stop = int(sample_ids[rows[0]]), int(sample_ids[rows[-1]]) + 1
+            target[rows] = np.asarray(array[start:stop])[sample_ids[rows] - start]
 
     return FeatureSource(name, array.shape, getattr(array.dtype, "name", str(array.dtype)), fill)
 
 
 def _from_items(items: Any, name: str) -> FeatureSource:
-    """A torch Dataset, a list, or whatever has a length and gives one sample per index."""
+    """A torch Dataset, a list, or any object with a length that returns one sample per index."""
 
-    def sample(index: int) -> FeatureSource:
+    def open_sample(index: int) -> FeatureSource:
         item = items[index]
         item = item[0] if isinstance(item, tuple) and item else item
         if not isinstance(item, (torch.Tensor, np.ndarray, np.generic)):
@@ -239,7 +239,7 @@ def _from_items(items: Any, name: str) -> FeatureSource:
 
     def fill(out: torch.Tensor, ids: torch.Tensor) -> None:
         for row, index in zip(out, ids.tolist(), strict=True):
-            found = sample(index)
+            found = open_sample(index)
             if found.shape != row.shape or found.dtype != row.dtype:
                 raise FeatureError(
                     f"{name}: sample {index} has shape {found.shape} and type {found.dtype}; expected "
@@ -249,12 +249,12 @@ def _from_items(items: Any, name: str) -> FeatureSource:
 
     if len(items) == 0:
         raise FeatureError(f"{name}: holds no samples; expected at least 1. Is this the right data set?")
-    first = sample(0)
+    first = open_sample(0)
     return FeatureSource(name, (len(items), *first.shape), str(first.dtype).removeprefix("torch."), fill)
 
 
-def _bits(out: torch.Tensor) -> np.ndarray:
-    """`out` as the numpy array that rows are written to: numpy has no bfloat16, its bits go as int16."""
+def _numpy_view(out: torch.Tensor) -> np.ndarray:
+    """`out` as a numpy array that shares its memory; numpy has no bfloat16, whose bits are viewed as int16."""
     return (out.view(torch.int16) if out.dtype == torch.bfloat16 else out).numpy()
 
 
@@ -287,19 +287,20 @@ def _open_npy(path: Path, key: str | None) -> FeatureSource:
 
 
 def _open_npz(path: Path, key: str | None) -> FeatureSource:
-    """A compressed member cannot be mapped: it is unpacked to a file that goes with its last reader."""
+    """Unpack the array to a temporary file, since a compressed one cannot be mapped. The file is deleted at once; its
+    memory map stays readable."""
     with zipfile.ZipFile(path) as archive, tempfile.NamedTemporaryFile(suffix=".npy") as unpacked:
         members = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
-        with archive.open(f"{_choose(members, key, path)}.npy") as member:
+        with archive.open(f"{_pick_array(members, key, path)}.npy") as member:
             shutil.copyfileobj(member, unpacked, 1 << 20)
         unpacked.flush()
         return _from_array(open_memmap(unpacked.name, mode="r"), str(path))
 
 
 def _open_safetensors(path: Path, key: str | None) -> FeatureSource:
-    """safe_open checks the file; the rows are then mapped by us, as its own map never lets go of pages."""
+    """safe_open checks the file. We map the rows ourselves: the map of safe_open never releases its pages."""
     with safe_open(path, framework="numpy") as checked:
-        name = _choose(list(checked.keys()), key, path)
+        name = _pick_array(list(checked.keys()), key, path)
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(8), "little")
         entry = json.loads(file.read(header_bytes))[name]
@@ -312,10 +313,10 @@ def _open_safetensors(path: Path, key: str | None) -> FeatureSource:
 
 def _open_h5(path: Path, key: str | None) -> FeatureSource:
     h5py = require("h5py", "stores")
-    file = h5py.File(path, "r")  # stays open for as long as its dataset is in use
+    file = h5py.File(path, "r")  # stays open as long as its dataset is in use
     names: list[str] = []
     file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
-    return _from_slices(file[_choose(names, key, path)], str(path))
+    return _from_slices(file[_pick_array(names, key, path)], str(path))
 
 
 def _open_zarr(path: Path, key: str | None) -> FeatureSource:
@@ -325,7 +326,7 @@ def _open_zarr(path: Path, key: str | None) -> FeatureSource:
         _refuse_key(key, path)
         return _from_slices(opened, str(path))
     names = [name for name, item in opened.members(max_depth=None) if isinstance(item, zarr.Array)]
-    return _from_slices(opened[_choose(names, key, path)], str(path))
+    return _from_slices(opened[_pick_array(names, key, path)], str(path))
 
 
 _OPENERS: dict[str, Callable[[Path, str | None], FeatureSource]] = {
@@ -338,9 +339,9 @@ _OPENERS: dict[str, Callable[[Path, str | None], FeatureSource]] = {
 }
 
 
-def _choose(names: Iterable[str], key: str | None, where: object) -> str:
-    """The array to read: the one asked for, else the only one, else the one called "features"."""
-    names = sorted(names)  # zarr lists them in any order
+def _pick_array(names: Iterable[str], key: str | None, where: object) -> str:
+    """Name of the array to read: `key` if given, else the only one, else "features"."""
+    names = sorted(names)  # zarr lists them in no fixed order; messages should not change
     if key is None and len(names) == 1:
         return names[0]
     chosen = "features" if key is None else key
@@ -365,7 +366,7 @@ def check_labels(labels: Any, num_samples: int) -> torch.Tensor | None:
     try:
         if isinstance(labels, (str, os.PathLike)):
             labels = np.load(labels, allow_pickle=False)
-        # Through Python numbers, as numpy cannot take every tensor (bfloat16, CUDA, requires_grad).
+        # tolist(), since numpy refuses some tensors (bfloat16, CUDA, requires_grad).
         found = np.asarray(labels.tolist() if isinstance(labels, torch.Tensor) else labels)
     except (OSError, EOFError, ValueError) as error:
         raise LabelError(f"Labels cannot be read ({error}); {expected}, in a .npy file or a flat list.") from error

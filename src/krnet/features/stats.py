@@ -1,4 +1,4 @@
-"""One pass over all features: their range, moments and fingerprint, and the normalisation that follows.
+"""Statistics of all features, computed in one pass, and the normalisation by their range.
 
 FeatureSource -> scan -> FeatureStats (low, high, mean, std per channel; zero_ratio; digest)
 values --normalise--> [0, 1] per channel --denormalise--> values
@@ -18,19 +18,19 @@ from krnet.features.source import FeatureSource
 
 @dataclass(frozen=True, eq=False)
 class FeatureStats:
-    """What one pass over all values tells, per channel (C,) unless said otherwise.
+    """Statistics of all features; tensors have one value per channel, (C,).
 
-    A channel is an index of the first axis of a sample; a scalar sample is one channel.
-    All values are taken as float32, the precision in which recorders see them.
+    Axis 0 of a sample is the channel; a scalar sample is one channel. All values are converted to float32 first, as
+    recorders do.
     """
 
     low: torch.Tensor  # float32, like high
     high: torch.Tensor
     mean: torch.Tensor  # float64, like std
-    std: torch.Tensor  # of the population; exactly 0 for a constant channel
+    std: torch.Tensor  # population standard deviation; exactly 0 for a constant channel
     zero_ratio: float  # share of all values that are exactly zero
-    count: int  # of all values: samples times values per sample
-    digest: str  # fingerprint of shape, dtype and bytes; the same wherever the features are kept
+    count: int  # number of all values: samples times values per sample
+    digest: str  # hash of shape, dtype and bytes; independent of the kind of storage
 
     @property
     def _scale(self) -> torch.Tensor:
@@ -44,17 +44,18 @@ class FeatureStats:
 
     @property
     def normalised_std(self) -> torch.Tensor:
+        """Standard deviation of (x - low) / (high - low); 0 for a constant channel."""
         return self.std * self._scale
 
     @property
     def variance(self) -> float:
-        """Variance of all normalised values together: that within channels and that between them."""
+        """Variance of all normalised values: the mean variance within channels plus the variance of their means."""
         within = self.normalised_std.square().mean()
         return float(within + self.normalised_mean.var(correction=0))
 
 
 def scan(source: FeatureSource, *, chunk_bytes: int = 64 << 20) -> FeatureStats:
-    """Read every sample once; `chunk_bytes` bounds the float64 copy of the samples in hand."""
+    """Read every sample once, in chunks; `chunk_bytes` bounds the float64 copy of a chunk."""
     num_channels = source.shape[0] if source.shape else 1
     sample_size = math.prod(source.shape)
     channel_size = sample_size // num_channels
@@ -72,17 +73,17 @@ def scan(source: FeatureSource, *, chunk_bytes: int = 64 << 20) -> FeatureStats:
         digest.update(stored.view(torch.uint8).numpy().data)
         values = stored.float().reshape(stop - start, num_channels, channel_size)
         chunk_low, chunk_high = values.amin((0, 2)), values.amax((0, 2))
-        # Both carry NaN and infinity along, which saves a pass over the values.
+        # NaN and infinity survive in amin and amax, so checking these saves a pass over the values.
         if not (chunk_low.isfinite() & chunk_high.isfinite()).all():
             raise _not_finite(source.name, stored, start)
         low, high = low.minimum(chunk_low), high.maximum(chunk_high)
         num_zeros += values.numel() - int(values.count_nonzero())
 
-        # Chan et al. 1979: merging deviations from each chunk's own mean keeps small variances
-        # around a large mean, where sums of squares would cancel.
-        exact = values.double()
-        chunk_mean = exact.mean((0, 2))
-        chunk_square_sum = exact.sub_(chunk_mean[:, None]).square_().sum((0, 2))
+        # Chan et al. (1979): merge the squared deviations from each chunk's mean. Plain sums of squares would lose a
+        # small variance around a large mean.
+        values64 = values.double()
+        chunk_mean = values64.mean((0, 2))
+        chunk_square_sum = values64.sub_(chunk_mean[:, None]).square_().sum((0, 2))
         num_old, num_new = start * channel_size, (stop - start) * channel_size
         shift = chunk_mean - mean
         mean += shift * (num_new / (num_old + num_new))
@@ -99,7 +100,7 @@ def scan(source: FeatureSource, *, chunk_bytes: int = 64 << 20) -> FeatureStats:
 
 
 def _not_finite(name: str, stored: torch.Tensor, start: int) -> FeatureError:
-    """The refusal of the first bad value in a chunk that starts at sample `start`."""
+    """The error for the first NaN or infinity in a chunk that starts at sample `start`."""
     index = int(stored.float().isfinite().logical_not().flatten().nonzero()[0])
     sample = start + index // (stored.numel() // len(stored))
     value = float(stored.flatten()[index])
@@ -111,20 +112,20 @@ def _not_finite(name: str, stored: torch.Tensor, start: int) -> FeatureError:
 
 
 def normalise(x: torch.Tensor, low: torch.Tensor, high: torch.Tensor, *, clamp: bool = True) -> torch.Tensor:
-    """Batch x (B, *shape) to float32 in [0, 1], per channel; a constant channel becomes 0."""
+    """(x - low) / (high - low) of a batch (B, *shape), as float32 in [0, 1]; a constant channel becomes 0."""
     low, span = _low_and_span(x, low, high)
     scaled = ((x.float() - low) / span).masked_fill(span == 0, 0.0)
     return scaled.clamp(0.0, 1.0) if clamp else scaled
 
 
 def denormalise(y: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    """Back from [0, 1] to float32 values; a constant channel becomes exactly `low`."""
+    """y (high - low) + low, as float32; a constant channel becomes exactly `low`."""
     low, span = _low_and_span(y, low, high)
     return y.float() * span + low
 
 
 def _low_and_span(x: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both on the device of batch x and shaped (C, 1, ...) to go along its channel axis."""
+    """low and high - low on the device of batch x, shaped (C, 1, ...) to broadcast along its channels."""
     shape = (-1, *[1] * (x.dim() - 2))  # a batch of scalars (B,) has one channel, of shape (1,)
     low, high = (edge.to(x.device).reshape(shape) for edge in (low, high))
     return low, high - low

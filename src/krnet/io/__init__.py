@@ -1,1 +1,1 @@
-"""Files that survive a crash, and result rows."""
+"""Files that survive a crash, and the ledger of results."""

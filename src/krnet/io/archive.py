@@ -1,14 +1,14 @@
-"""The recording file `.krn`: named tensors and settings, written all or not at all, checked on every read.
+"""The recording file `.krn`: named tensors and settings, written completely or not at all, checked on every read.
 
     write(path, tensors, metadata)  ->  [ 8 length bytes | JSON header | tensor bytes ]
     open_archive(path) -> Archive   ->  metadata, tensor(name), read(name, start, stop), verify()
 
-The file is a valid safetensors file, so any safetensors reader opens it. It is written and read by
-this module and not by the safetensors library, because that library gives no control over the bytes of
-the header, does not fsync and has no checksums. docs/format.md describes every byte.
+The file is a valid safetensors file, so any safetensors reader opens it. This module does not use the safetensors
+library, because that library gives no control over the bytes of the header, does not fsync and has no checksums.
+docs/format.md describes every byte.
 
-Opening reads the header only, and trusts none of it before its checksum and its sums agree. Tensors are
-read fresh from the file each time, never mapped: a mapped file could change after it was checked.
+Opening reads the header only, and uses it only after its checksum matches and its lengths add up. Each call reads a
+tensor from the file again instead of mapping it: a mapped file could change after it was checked.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from krnet.io.header import (
     refuse,
 )
 
-CHUNK_BYTES = 4 * 2**20
+CHUNK_BYTES = 4 * 2**20  # read and hashed at once
 
 
 assert sys.byteorder == "little", "recordings are little endian and this machine is not: swap bytes here"
 
 
 class TensorStore(Protocol):
-    """Tensors by name: an Archive, or what a recorder has made and not yet written."""
+    """Tensors by name: an Archive, or the Content of a recorder, which is not written yet."""
 
     def tensor(
         self, name: str, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None
@@ -70,18 +70,18 @@ def write(
 ) -> int:
     """Write a recording and return its size in bytes.
 
-    `metadata` values must be JSON; `blocks` gives a block size in bytes for tensors that are to be read
-    and checked in parts.
+    `metadata` values must be JSON. `blocks` gives a block size in bytes to tensors that will be read, and checked, in
+    parts.
     """
-    entries = _plan(path, tensors, blocks or {})
-    # Digests have a fixed length, so the header's size is known before there are any: each tensor
-    # is brought to the CPU, hashed and written once, and the header goes in last.
+    entries = _lay_out(path, tensors, blocks or {})
+    # Digests have a fixed length, so the header's size is known before they are computed. Each tensor is then copied
+    # to the CPU, hashed and written once, and the header is written last.
     head_bytes = len(encode_head(path, metadata, entries))
     with atomic_write(path) as file:
         file.seek(head_bytes)
         for name, entry in entries.items():
             tensor = tensors[name].detach().cpu().resolve_neg().contiguous()
-            # Not reshape(-1): one element counts as contiguous whatever its stride, but not to view().
+            # Not reshape(-1): a tensor of one element is contiguous whatever its stride, but view() refuses it.
             data = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
             digests = []
             for index in range(len(entry.digests)):
@@ -97,13 +97,13 @@ def write(
 
 
 def file_bytes(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, Any]) -> int:
-    """Size of the file that `write` would write."""
-    entries = _plan("", tensors, {})
+    """Return the size of the file that `write` would write."""
+    entries = _lay_out("", tensors, {})
     return len(encode_head("", metadata, entries)) + sum(entry.size_bytes for entry in entries.values())
 
 
-def _plan(path: AnyPath, tensors: Mapping[str, torch.Tensor], blocks: Mapping[str, int]) -> dict[str, Entry]:
-    """Where each tensor goes; the digests are still to come."""
+def _lay_out(path: AnyPath, tensors: Mapping[str, torch.Tensor], blocks: Mapping[str, int]) -> dict[str, Entry]:
+    """Return the entry of each tensor, with its place in the file and empty digests."""
     for name, step in blocks.items():
         if name not in tensors or not is_count(step) or step == 0:
             raise errors.InputError(
@@ -128,16 +128,16 @@ def _plan(path: AnyPath, tensors: Mapping[str, torch.Tensor], blocks: Mapping[st
 
 @dataclass(frozen=True)
 class Archive:
-    """An opened recording. It holds no open file: it pickles, and workers may share it."""
+    """An opened recording. It keeps no file open, so that it can be pickled and sent to workers."""
 
     path: Path
     nbytes: int
     """Size of the whole file."""
     version: int
     checksum: str
-    """Of the header, which holds those of all tensors: equal for equal files alone."""
+    """Checksum of the header. The header holds the checksums of all tensors, so only equal files have an equal one."""
     metadata: dict[str, Any]
-    """The writer's own keys, decoded."""
+    """The keys and values that were given to `write`."""
     _entries: dict[str, Entry]
     _data_begin: int
 
@@ -147,24 +147,24 @@ class Archive:
         return tuple(self._entries)
 
     def spec(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
-        """Type and shape of a tensor, from the header alone."""
+        """Return type and shape of a tensor, without reading it."""
         entry = self._entry(name)
         return entry.dtype, entry.shape
 
     def tensor(
         self, name: str, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None
     ) -> torch.Tensor:
-        """A whole tensor, read and checked now. Give `shape` and `dtype` to refuse any other."""
+        """Read and check a whole tensor. Give `shape` and `dtype` to refuse any other."""
         entry = self._entry(name)
         expected = (entry.dtype if dtype is None else dtype, entry.shape if shape is None else tuple(shape))
         if expected != (entry.dtype, entry.shape):
             found = f"tensor {name!r} is {entry.dtype} {list(entry.shape)}"
-            wanted = f"{expected[0]} {list(expected[1])} by the settings"
-            raise refuse(errors.TensorShapeError, self.path, found, wanted)
+            required = f"{expected[0]} {list(expected[1])} by the settings"
+            raise refuse(errors.TensorShapeError, self.path, found, required)
         return self._load(name, 0, entry.size_bytes).view(entry.dtype).reshape(entry.shape)
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """Rows start:stop along dimension 0, reading and checking only the blocks that hold them."""
+        """Return rows start:stop of dimension 0; only the blocks that hold them are read and checked."""
         entry = self._entry(name)
         if not entry.shape or not 0 <= start <= stop <= entry.shape[0]:
             raise errors.InputError(
@@ -184,13 +184,13 @@ class Archive:
 
     def _entry(self, name: str) -> Entry:
         if name not in self._entries:
-            found, wanted = f"no tensor {name!r}", f"one of {', '.join(self.names) or '(it holds none)'}"
+            found, expected = f"no tensor {name!r}", f"one of {', '.join(self.names) or '(it holds none)'}"
             advice = "Was it written by another recorder, or with other settings?"
-            raise refuse(errors.MissingTensorError, self.path, found, wanted, advice)
+            raise refuse(errors.MissingTensorError, self.path, found, expected, advice)
         return self._entries[name]
 
     def _load(self, name: str, low: int, high: int) -> torch.Tensor:
-        """Bytes low:high of a tensor, once every block that they touch has been checked."""
+        """Return bytes low:high of a tensor, after checking every block that they touch."""
         entry = self._entry(name)
         step = entry.block_bytes or max(entry.size_bytes, 1)
         first = min(low // step, len(entry.digests) - 1)
@@ -201,11 +201,11 @@ class Archive:
             for index in range(first, last + 1):
                 self._read_block(file, name, index, loaded.numpy().data[index * step - begin :])
         part = loaded[low - begin : high - begin]
-        # A copy starts at an aligned address, and does not keep the rest of the blocks in memory.
+        # A copy starts at an aligned address, and lets the memory of the whole blocks go.
         return part if len(part) == len(loaded) else part.clone()
 
     def _read_block(self, file: BufferedReader, name: str, index: int, target: memoryview | None = None) -> None:
-        """Check a block, piece by piece, and leave its bytes at the start of `target`."""
+        """Read and check a block, chunk by chunk; copy its bytes to the start of `target`, if given."""
         entry = self._entries[name]
         begin, end = entry.block(index)
         file.seek(self._data_begin + entry.begin + begin)
@@ -215,8 +215,8 @@ class Archive:
             chunk = file.read(high - low)
             if len(chunk) != high - low:
                 found = f"the file now ends inside tensor {name!r}"
-                wanted = f"the {self.nbytes} bytes that it had when it was opened"
-                raise refuse(errors.TruncatedRecordingError, self.path, found, wanted)
+                expected = f"the {self.nbytes} bytes that it had when it was opened"
+                raise refuse(errors.TruncatedRecordingError, self.path, found, expected)
             hasher.update(chunk)
             if target is not None:
                 target[low:high] = chunk
@@ -227,13 +227,13 @@ class Archive:
 
 
 def open_archive(path: AnyPath) -> Archive:
-    """Open a recording: read its header, and refuse it unless everything in it adds up."""
+    """Open a recording: read its header, and refuse the file unless checksum and lengths agree."""
     path = Path(path)
     with _open(path) as file:
         nbytes = os.fstat(file.fileno()).st_size
         head = read_head(path, file, nbytes)
     table = parse_json(path, "the header", head[LENGTH_BYTES:])
-    fields = table.pop("__metadata__")  # the magic says that it is there, and an object
+    fields = table.pop("__metadata__")  # an object: `read_head` has checked the magic, which opens it
     version = check_head(path, head, fields.get("version"))
     values = {key: parse_json(path, f"metadata {key!r}", fields[key]) for key in sorted(fields.keys() - RESERVED)}
     checksums = parse_json(path, "metadata 'checksums'", fields.get("checksums"))
@@ -244,7 +244,7 @@ def open_archive(path: AnyPath) -> Archive:
 def _open(path: Path) -> BufferedReader:
     expected = "a recording (.krn)", "Check the path"
     try:
-        # Asked before opening, which would wait for ever on a named pipe.
+        # Checked before opening: to open a named pipe would wait for ever.
         if path.exists() and not path.is_file():
             raise refuse(errors.NotARecordingError, path, "is a folder or a device", *expected)
         return open(path, "rb")

@@ -1,4 +1,7 @@
-"""Files that appear whole or not at all, and never in place of what is being read."""
+"""Write files that appear complete or not at all; and read and write JSON, make folders.
+
+with atomic_write(path) as file: ...  ->  a temporary file --fsync, rename--> path
+"""
 
 from __future__ import annotations
 
@@ -15,24 +18,24 @@ AnyPath = str | os.PathLike[str]
 
 
 def refuse_overwriting(outputs: Sequence[AnyPath], inputs: Sequence[AnyPath]) -> None:
-    """Each output must be a file of its own, and none of them an input."""
-    taken = {Path(path).resolve() for path in inputs}
+    """Refuse outputs that are an input, or that name the same file twice."""
+    used = {Path(path).resolve() for path in inputs}
     for path in outputs:
-        if Path(path).resolve() in taken:
+        if Path(path).resolve() in used:
             raise InputError(f"{path}: would be overwritten while it is in use; choose another name for the output")
-        taken.add(Path(path).resolve())
+        used.add(Path(path).resolve())
 
 
 @contextmanager
 def atomic_write(path: AnyPath) -> Iterator[BinaryIO]:
-    """A file to write to that appears under `path` complete and on disk, or not at all."""
+    """Open a file for writing; it appears under `path` when it is complete and on disk, or never."""
     path = Path(path)
     if not path.parent.is_dir():
         raise InputError(f"{path}: no folder {path.parent}; create it or choose another place")
-    # Renaming over a device or a pipe would destroy it, so only a file may stand there.
+    # Renaming over a device or a pipe would destroy it.
     if path.exists() and not path.is_file():
         raise InputError(f"{path}: is a folder or a device; expected the name of a file to write")
-    # The process ID keeps two writers apart; a leftover of a killed process is at worst overwritten.
+    # The process ID separates two writers. A killed process leaves its file behind; it may be overwritten.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -42,11 +45,11 @@ def atomic_write(path: AnyPath) -> Iterator[BinaryIO]:
         os.replace(temporary, path)
     except BaseException as error:  # KeyboardInterrupt too
         temporary.unlink(missing_ok=True)
-        # A full disk names no file, and the temporary one is not the user's.
+        # The error of a full disk names no file, others name the temporary one: name the user's file instead.
         if isinstance(error, OSError) and error.errno and error.filename in (None, str(temporary)):
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
-    folder = os.open(path.parent, os.O_RDONLY)  # the new name itself must survive a power cut
+    folder = os.open(path.parent, os.O_RDONLY)  # fsync of the folder: the new name, too, must survive a power cut
     try:
         os.fsync(folder)
     finally:
@@ -59,7 +62,7 @@ def write_json(path: AnyPath, value: Mapping[str, Any]) -> None:
 
 
 def read_json(path: AnyPath) -> dict[str, Any]:
-    """A ValueError where the file holds anything but one object."""
+    """Read a JSON object; a ValueError says that the file holds something else."""
     found = json.loads(Path(path).read_text())
     if not isinstance(found, dict):
         raise ValueError(f"a JSON {type(found).__name__}; expected an object")
@@ -67,13 +70,13 @@ def read_json(path: AnyPath) -> dict[str, Any]:
 
 
 def make_folder(folder: AnyPath) -> list[Path]:
-    """Make it and its parents where they are missing; those that were made, deepest first."""
+    """Make a folder and its missing parents; return those that were made, deepest first."""
     folder = Path(folder)
-    line = (folder, *folder.parents)
-    missing = [path for path in line if not path.exists()]
+    ancestry = (folder, *folder.parents)
+    missing = [path for path in ancestry if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
-        found = next(path for path in line if os.path.lexists(path))
+        found = next(path for path in ancestry if os.path.lexists(path))
         raise InputError(f"{found}: is not a folder, and one is to be written to; choose another place") from error
     return missing

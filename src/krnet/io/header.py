@@ -1,9 +1,10 @@
-"""The header of a recording file: what is in it, where, and its checksums; one content, one spelling.
+"""The header of a recording file: metadata, and type, shape, place and checksums of each tensor.
 
-    metadata, entries --encode_head--> [ 8 length bytes | JSON ]
-    file --read_head--> bytes --check_head, parse_table--> entries, or the error that says what is wrong
+    metadata, entries --encode_head--> head: [ 8 length bytes | JSON ]
+    file --read_head--> head --check_head, parse_table--> entries, or the error that says what is wrong
 
-docs/format.md describes every byte. Nothing is allocated on the word of a header that has not been checked.
+Equal content gives equal bytes. docs/format.md describes every byte. No memory is allocated for a size that the header
+claims before that size has been checked.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from krnet.io.atomic import AnyPath
 VERSION = 1
 MAGIC = b'{"__metadata__":{"format":"krnet-recording"'
 MAX_HEADER_BYTES = 64 * 2**20
-RESERVED = ("format", "version", "checksum", "checksums")  # metadata keys of the container itself
+RESERVED = ("format", "version", "checksum", "checksums")  # metadata keys that the file format uses itself
 
 LENGTH_BYTES = 8
 ALIGN_BYTES = 8  # safetensors starts the data at a multiple of 8
 DIGEST_BYTES = 16
-NO_DIGEST = "0" * (2 * DIGEST_BYTES)
+NO_DIGEST = "0" * (2 * DIGEST_BYTES)  # stands in the header until the digest is known
 MAX_DIMS = 64  # torch's own limit in most operations
 
 DTYPES = {
@@ -45,7 +46,7 @@ RESTORE = "Restore the file from a copy, or record again"
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor's line in the header: what it is, where it is, and its digests."""
+    """The header's entry of one tensor: type, shape, place and digests."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -55,13 +56,13 @@ class Entry:
     digests: tuple[str, ...]
 
     def block(self, index: int) -> tuple[int, int]:
-        """First and last + 1 byte of a block, counted from the tensor's first."""
+        """Return (begin, end) of a block, in bytes from the start of the tensor."""
         step = self.block_bytes or self.size_bytes
         return index * step, min((index + 1) * step, self.size_bytes)
 
 
 def encode_head(path: AnyPath, metadata: Mapping[str, object], entries: Mapping[str, Entry]) -> bytes:
-    """The length bytes and the header: one content, one spelling."""
+    """Return the length bytes and the header; equal content gives equal bytes."""
     table: dict[str, object] = {}
     checksums: dict[str, object] = {}
     for name, entry in entries.items():
@@ -69,7 +70,7 @@ def encode_head(path: AnyPath, metadata: Mapping[str, object], entries: Mapping[
         table[name] = {"dtype": DTYPE_NAMES[entry.dtype], "shape": entry.shape, "data_offsets": offsets}
         blocked = {"block": entry.block_bytes, "digests": entry.digests}
         checksums[name] = blocked if entry.block_bytes else entry.digests[0]
-    # Version and checksum come first, at offsets that do not depend on the content.
+    # Version and checksum come first, so that their offsets do not depend on the content.
     fields = {"format": "krnet-recording", "version": str(VERSION), "checksum": NO_DIGEST}
     try:
         for key, value in [("checksums", checksums), *sorted(metadata.items())]:
@@ -89,17 +90,17 @@ def encode_head(path: AnyPath, metadata: Mapping[str, object], entries: Mapping[
             f"Use larger blocks, or move large metadata into a tensor"
         )
     head = len(header).to_bytes(LENGTH_BYTES, "little") + header
-    at = LENGTH_BYTES + len(_prefix(VERSION))
-    return head[:at] + digest(head).encode() + head[at + len(NO_DIGEST) :]
+    checksum_begin = LENGTH_BYTES + len(_prefix(VERSION))
+    return head[:checksum_begin] + digest(head).encode() + head[checksum_begin + len(NO_DIGEST) :]
 
 
 def _to_json(value: object, *, sort_keys: bool = False) -> str:
-    # ensure_ascii=False so that a lone surrogate, which other readers refuse, fails at encode().
+    # ensure_ascii=False: a lone surrogate, which other readers refuse, then fails at encode().
     return json.dumps(value, sort_keys=sort_keys, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
 
 
 def _prefix(version: int) -> bytes:
-    """What a header begins with, up to the digits of its own checksum."""
+    """Return the first bytes of a header, up to the digits of its checksum."""
     return MAGIC + f',"version":"{version}","checksum":"'.encode()
 
 
@@ -108,7 +109,7 @@ def digest(data: bytes | memoryview) -> str:
 
 
 def num_blocks(size_bytes: int, block_bytes: int | None) -> int:
-    """At least one: an empty tensor is one empty block, so that no tensor goes without a digest."""
+    """Return the number of blocks of a tensor. An empty tensor has one empty block, so that it has a digest, too."""
     return max(1, -(-size_bytes // block_bytes)) if block_bytes else 1
 
 
@@ -119,11 +120,12 @@ def is_count(value: object) -> bool:
 def refuse(
     kind: type[errors.RecordingError], path: Path, found: str, expected: str, advice: str = RESTORE
 ) -> errors.RecordingError:
+    """Return the error to raise for a file that differs from what is expected."""
     return kind(f"{path}: {found}; expected {expected}. {advice}")
 
 
 def read_head(path: Path, file: BufferedReader, nbytes: int) -> bytes:
-    """The length bytes and the header; nothing is allocated on the word of an unchecked length."""
+    """Read the length bytes and the header; the length is checked before that many bytes are allocated."""
     start = file.read(LENGTH_BYTES + len(MAGIC))
     length, magic = int.from_bytes(start[:LENGTH_BYTES], "little"), start[LENGTH_BYTES:]
     if not MAGIC.startswith(magic):
@@ -142,7 +144,7 @@ def read_head(path: Path, file: BufferedReader, nbytes: int) -> bytes:
 
 def parse_json(path: Path, what: str, text: Any) -> Any:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        # Readers differ in which of two equal keys they keep, so the file would mean two things.
+        # JSON readers differ in which of two equal keys they keep: the same file would mean different things to them.
         if len(dict(pairs)) != len(pairs):
             raise ValueError("a key occurs twice")
         return dict(pairs)
@@ -159,25 +161,27 @@ def parse_json(path: Path, what: str, text: Any) -> Any:
 
 
 def check_head(path: Path, head: bytes, version: Any) -> int:
-    # int() alone would also take spaces, signs and the digits of other scripts.
+    """Check the version, the prefix and the checksum of a header; return the version as a number."""
+    # int() alone would also accept spaces, signs and the digits of other scripts.
     if not (isinstance(version, str) and version.isascii() and version.isdigit() and len(version) < 10):
         raise refuse(errors.NotARecordingError, path, f"version {version!r:.99}", "a number")
     if int(version) > VERSION:
         found, advice = f"format version {version}", "A later krnet wrote it: upgrade krnet"
         raise refuse(errors.NewerVersionError, path, found, f"at most {VERSION}", advice)
     prefix = _prefix(int(version))
-    at = LENGTH_BYTES + len(prefix)
-    if int(version) < 1 or head[LENGTH_BYTES:at] != prefix:
-        raise refuse(errors.NotARecordingError, path, f"{head[LENGTH_BYTES:at]!r}", f"{_prefix(VERSION)!r}")
-    stored, rest = head[at : at + len(NO_DIGEST)], head[at + len(NO_DIGEST) :]
-    found = digest(head[:at] + NO_DIGEST.encode() + rest)
+    begin = LENGTH_BYTES + len(prefix)  # of the checksum
+    if int(version) < 1 or head[LENGTH_BYTES:begin] != prefix:
+        raise refuse(errors.NotARecordingError, path, f"{head[LENGTH_BYTES:begin]!r}", f"{_prefix(VERSION)!r}")
+    end = begin + len(NO_DIGEST)
+    stored = head[begin:end]
+    found = digest(head[:begin] + NO_DIGEST.encode() + head[end:])
     if stored != found.encode():
         raise refuse(errors.ChecksumError, path, f"the header has checksum {found}", f"{stored!r}")
     return int(version)
 
 
 def parse_table(path: Path, table: dict[str, Any], checksums: Any, *, data_bytes: int) -> dict[str, Entry]:
-    """Tensors in the order of their bytes, which must fill the data section without hole or overlap."""
+    """Return the entries in the order of their bytes, which must fill the data section without hole or overlap."""
     if not isinstance(checksums, dict) or checksums.keys() != table.keys():
         raise refuse(errors.ChecksumError, path, "other checksums", f"one for each of {', '.join(table)}")
     entries = [(name, _parse_entry(path, name, row, checksums[name])) for name, row in table.items()]
@@ -205,8 +209,8 @@ def _parse_entry(path: Path, name: str, row: Any, checksum: Any) -> Entry:
         case _:
             expected = f"a known dtype, a shape of at most {MAX_DIMS} counts and data_offsets"
             raise refuse(errors.NotARecordingError, path, found, expected)
-    span, size_bytes = end - begin, math.prod(shape) * dtype.itemsize  # Python's integers do not overflow
-    # The strides of torch do, even those of an empty tensor.
+    span, size_bytes = end - begin, math.prod(shape) * dtype.itemsize  # integers of Python do not overflow
+    # Strides in torch overflow at 2^63, even those of an empty tensor.
     if size_bytes > span or math.prod(max(size, 1) for size in shape) * dtype.itemsize >= 2**63:
         raise refuse(errors.OversizedRecordingError, path, found, f"a shape that fits in {span} bytes")
     if size_bytes < span:

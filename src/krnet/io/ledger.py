@@ -1,10 +1,10 @@
 """Append and read result rows: one JSON line per run in results/ledger.jsonl, never edited.
 
-    recipe, settings, metrics, seconds --append--> one line --read--> [row, row, ...]
+    recipe, settings, metrics, seconds --append--> one line of the ledger --read--> [row, row, ...]
 
-A row also says where its numbers come from: command, commit, device, versions, peak memory, date, and the
-sizes on disk of the files it names. Crashes and bad numbers stay; a correction is a new row whose `corrects`
-names the old one (by its `date`). Any number of processes may append at once.
+A row also says where its numbers come from: command, commit, device, versions, peak memory, date, and the sizes on
+disk of the files that it names. Crashes and bad numbers stay. A correction is a new row whose `corrects` names the
+`date` of the old one. Any number of processes may append at the same time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from typing import Any
 from krnet.errors import InputError, KrnetError
 from krnet.io.lock import lock_file
 
-# Separators that end a path inside an argument such as --data=/a/b or train:/a/b,test:/a/c.
+# A URL, or a path inside an argument such as -o/a/b, --data=/a/b or train:/a/b,test:/a/c.
+# The characters in [^...] end a path.
 _PATH_OR_URL = re.compile(r"(?P<url>\w+://\S+)|(?P<option>(?<!\S)-\w(?=/))?[^\s'\",;:=()\[\]{}]*/[^\s'\",;:=()\[\]{}]*")
 
 
@@ -49,8 +50,8 @@ def append(
 ) -> dict[str, Any]:
     """Write one row to the ledger and return it as it was written.
 
-    NaN and infinity are refused with the name of the value. Paths outside the project are cut to their last
-    component, in the command and in every string of the row, so that no machine's folders get in.
+    An error names the value that is NaN or infinite. Paths outside the project are cut to their last component, in
+    the command and in every string of the row, so that the ledger shows no folders of this machine.
     """
     if not seconds >= 0:
         raise InputError(f"seconds is {seconds}; expected the run's duration, a number from 0 up.")
@@ -80,7 +81,7 @@ def append(
 
 
 def read(path: Path | str | None = None) -> list[dict[str, Any]]:
-    """All rows, oldest first. Without a path, a ledger that does not exist yet has no rows."""
+    """Return all rows, oldest first. Without a path, a ledger that does not exist yet has no rows."""
     file = _resolve(path)
     try:
         with open(file, "rb") as stream:
@@ -94,22 +95,22 @@ def read(path: Path | str | None = None) -> list[dict[str, Any]]:
 
 
 def default_path() -> Path:
-    """$KRNET_LEDGER, else results/ledger.jsonl in the current git work tree, else in the current folder."""
+    """Return $KRNET_LEDGER, or results/ledger.jsonl in the current git work tree, or else in the current folder."""
     named = os.environ.get("KRNET_LEDGER")
     return Path(named) if named else _project() / "results" / "ledger.jsonl"
 
 
 def commit() -> str:
-    """The commit of the running code, with "+dirty" where tracked files differ from it, else "unknown".
+    """Return the commit of the running code, with "+dirty" if tracked files differ from it, or else "unknown".
 
-    Looked up once per process: a long run that calls this at its start gets the commit it started from,
-    whatever is committed meanwhile. $KRNET_COMMIT comes first, for a copy of the tree without .git.
+    It is looked up once per process: a long run that calls this at its start gets the commit it started from, whatever
+    is committed meanwhile. $KRNET_COMMIT takes precedence, for a copy of the tree without .git.
     """
     return os.environ.get("KRNET_COMMIT") or _commit_of(Path(__file__).resolve())
 
 
 def command_line() -> str:
-    """This process's command line as one would type it, without the folders of this machine."""
+    """Return the command line of this process as one would type it, without the folders of this machine."""
     root = _project()
     program, *arguments = sys.argv or [""]
     spec = getattr(sys.modules["__main__"], "__spec__", None)
@@ -125,8 +126,8 @@ def command_line() -> str:
 
 
 def device_name() -> str:
-    """The GPU where this process has used one, else the CPU model and the number of torch threads."""
-    import torch  # here, not above: reading the ledger should not wait for torch
+    """Return the name of the GPU if this process has used one, or else the CPU model and the number of threads."""
+    import torch  # here, because reading the ledger should not wait for torch
 
     if torch.cuda.is_initialized():
         return torch.cuda.get_device_name()
@@ -134,7 +135,7 @@ def device_name() -> str:
 
 
 def peak_memory_bytes() -> int:
-    """The most memory this process has held: on the GPU where it has used one, else resident."""
+    """Return the peak memory of this process: on the GPU if it has used one, or else its resident memory."""
     import torch
 
     if torch.cuda.is_initialized():
@@ -175,7 +176,7 @@ def _append_line(path: Path, line: bytes) -> None:
     try:
         lock_file(fd)  # closing the file unlocks it
         size = os.fstat(fd).st_size
-        # A crash may have cut the last line short: it keeps its own line number, and this row its own line.
+        # A crash may have cut the last line short: end that line, so that this row has its own.
         torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
         data = (b"\n" if torn else b"") + line + b"\n"
         written = os.write(fd, data)
@@ -207,7 +208,7 @@ def _refuse_constant(name: str) -> None:
 def _sizes(files: Iterable[Path | str]) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for file in map(Path, files):
-        # Two folders may hold files of one name: the later one is told apart by its folder.
+        # Two folders may hold files of the same name: the second is listed with its folder.
         name = file.name if file.name not in sizes else f"{file.absolute().parent.name}/{file.name}"
         if name in sizes:
             raise InputError(f"{file}: the row already lists a file {name}. Was it named twice?")
@@ -221,7 +222,7 @@ def _sizes(files: Iterable[Path | str]) -> dict[str, int]:
 
 
 def _plain(value: Any, where: str, root: Path) -> Any:
-    """The value in JSON's own types; `where` names it in errors."""
+    """Convert a value to types of JSON; `where` names it in errors."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
@@ -242,7 +243,7 @@ def _plain(value: Any, where: str, root: Path) -> Any:
         return plain
     if isinstance(value, list | tuple):
         return [_plain(item, f"{where}[{index}]", root) for index, item in enumerate(value)]
-    if hasattr(value, "tolist"):  # numpy and torch, scalars and arrays alike
+    if hasattr(value, "tolist"):  # scalars and arrays of numpy and torch
         return _plain(value.tolist(), where, root)
     raise InputError(
         f"{where} is a {type(value).__name__}, which JSON cannot hold; expected numbers, text, None, lists, "
@@ -251,7 +252,7 @@ def _plain(value: Any, where: str, root: Path) -> Any:
 
 
 def _without_folders(text: str, root: Path) -> str:
-    """`text` with paths inside the project made relative to it, and other absolute or ../ paths cut short."""
+    """Make paths inside the project relative to it, and cut other absolute or ../ paths to their last component."""
 
     def shorten(match: re.Match[str]) -> str:
         found, option = match.group(), match["option"] or ""
@@ -271,8 +272,8 @@ def _without_folders(text: str, root: Path) -> str:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """git's answer, or None where it has none: no git, no repository, no commit."""
-    # Inside a git hook these point at the hook's repository, whatever -C says.
+    """Return the output of a git command; None if it fails: no git, no repository, no commit."""
+    # Inside a git hook these variables name the hook's repository, and -C does not change that.
     env = {k: v for k, v in os.environ.items() if k not in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")}
     command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:
@@ -288,13 +289,13 @@ def _project() -> Path:
 
 @cache
 def _commit_of(file: Path) -> str:
-    # An installed copy may lie in a .venv inside some other project, whose commit says nothing about it.
+    # An installed copy may be in a .venv inside another project, whose commit says nothing about this code.
     if _git(file.parent, "ls-files", "--error-unmatch", file.name) is None:
         return "unknown"
     head = _git(file.parent, "rev-parse", "--short", "HEAD")
     if head is None:
         return "unknown"
-    # results/ is what runs write: the ledger's own last row must not make the next one dirty.
+    # Runs write to results/: a new row of the ledger must not make the next row dirty.
     changed = _git(file.parent, "status", "--porcelain", "-uno", "--", ":(top)", ":(top,exclude)results")
     return head if changed == "" else f"{head}+dirty"
 

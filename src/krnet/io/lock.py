@@ -1,4 +1,10 @@
-"""Locks of the kernel, which end with their process: a file's, and a folder for one process at a time."""
+"""Lock a file, or a folder for one process at a time.
+
+    with working_in(folder): ...  ->  another process that tries the same gets a BusyFolderError
+
+The locks are the kernel's (flock): they end with their process, even if it is killed. Where the system or the drive
+has no locks, nothing is locked.
+"""
 
 from __future__ import annotations
 
@@ -16,26 +22,25 @@ try:
 except ImportError:  # not a Unix
     fcntl = None  # type: ignore[assignment]
 
-LOCK = ".lock"
+LOCK_NAME = ".lock"
 
 
 @contextmanager
 def working_in(folder: AnyPath) -> Iterator[None]:
-    """A folder, made if missing, for this process alone: another gets a BusyFolderError until this one is done.
+    """Reserve a folder for this process: another gets a BusyFolderError until this one leaves the `with` block.
 
-    The lock is the kernel's, so it ends with the process, in whatever way that ends. Where the system or the drive has
-    no locks there is none. A folder that was made, and nothing written to it, is removed again.
+    A missing folder is made. If it is still empty at the end, it is removed again.
     """
     folder = Path(folder)
     made = make_folder(folder)
     try:
-        lock = _lock(folder)
+        lock_fd = _lock_folder(folder)
         try:
             yield
         finally:
-            if lock is not None:
-                (folder / LOCK).unlink(missing_ok=True)  # still locked: nobody else's
-                os.close(lock)
+            if lock_fd is not None:
+                (folder / LOCK_NAME).unlink(missing_ok=True)  # while it is locked: no other process owns it
+                os.close(lock_fd)
     finally:
         with suppress(OSError):  # not empty
             for path in made:
@@ -43,29 +48,29 @@ def working_in(folder: AnyPath) -> Iterator[None]:
 
 
 def lock_file(fd: int, *, shared: bool = False, wait: bool = True) -> None:
-    """Lock an open file until it is closed; without locks on this system nothing happens."""
+    """Lock an open file until it is closed; do nothing on a system without locks."""
     if fcntl is not None:
         fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
 
 
-def _lock(folder: Path) -> int | None:
-    """An open file that is locked until it is closed."""
-    path = folder / LOCK
+def _lock_folder(folder: Path) -> int | None:
+    """Return the descriptor of the folder's lock file, locked until it is closed; None if there can be no lock."""
+    path = folder / LOCK_NAME
     while fcntl is not None:
         try:
-            lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        except FileNotFoundError:  # another process had made the folder, wrote nothing and removed it
+            lock_fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except FileNotFoundError:  # another process made the folder, wrote nothing, and removed it meanwhile
             make_folder(folder)
             continue
         except OSError:
             if os.access(folder, os.W_OK):
                 raise
-            return None  # a finished run, to be read: nothing can be written here
+            return None  # a read-only folder, as of a finished run: no process can write here
         try:
-            lock_file(lock, wait=False)
+            lock_file(lock_fd, wait=False)
         except BlockingIOError as error:
-            owner = os.read(lock, 200).decode(errors="replace").strip()
-            os.close(lock)
+            owner = os.read(lock_fd, 200).decode(errors="replace").strip()
+            os.close(lock_fd)
             raise BusyFolderError(
                 f"{folder}: another process{f' (PID {owner})' if owner else ''} is at work here. Wait until it has "
                 f"ended, or choose another folder"
@@ -73,10 +78,10 @@ def _lock(folder: Path) -> int | None:
         except OSError:
             pass  # a drive without locks
         with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(lock), os.stat(path)):
-                with suppress(OSError):  # a full disk: then nobody is told the PID
-                    os.truncate(lock, 0)
-                    os.write(lock, f"{os.getpid()} on {platform.node()}\n".encode())
-                return lock
-        os.close(lock)  # its owner ended, and removed it, between the two steps
+            if os.path.samestat(os.fstat(lock_fd), os.stat(path)):
+                with suppress(OSError):  # a full disk: then BusyFolderError names no PID
+                    os.truncate(lock_fd, 0)
+                    os.write(lock_fd, f"{os.getpid()} on {platform.node()}\n".encode())
+                return lock_fd
+        os.close(lock_fd)  # its owner removed it after it was opened here: the lock is void, try again
     return None

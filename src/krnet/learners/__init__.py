@@ -1,4 +1,4 @@
-"""Ways to learn task after task, one file or folder each; importing the package fills the registry (base.py)."""
+"""Methods that learn task after task, one file or folder each. Importing this package fills the registry (base.py)."""
 
 from krnet.learners import ewc, finetune, icarl, joint, lucir, mas  # noqa: F401
 from krnet.learners.gfr import learner as _gfr  # noqa: F401

@@ -1,13 +1,13 @@
-"""The contract of a way to learn task after task, and the registry of all of them.
+"""The contract of a learner (a method that learns task after task), and the registry of all learners.
 
-    Context (data, tasks, device, seed), LearnerConfig -> Learner
-        learn(task)   -> pieces of Work, which the task loop runs, saves and takes up again
-        predict(x)    -> logits over the classes seen so far, by row name ("cnn", "nme")
+    Context (data, task split, device, seed), LearnerConfig -> Learner
+        learn(task)      -> pieces of Work, which the task loop runs, saves and resumes
+        predict(images)  -> logits over the classes seen so far, by row name ("cnn", "nme")
         state, restore, storage_bytes
 
-A learner owns no epoch loop: it yields Work (a Descent, a recorder's fit), and goes on when that is done. After a kill
-its `learn` is run again from the start of the task: work that was finished is taken from its file, so the code between
-two pieces must follow from the state of the learner, the data and the seed alone.
+A learner has no epoch loop. It yields Work (a Descent, a recorder's fit) and continues when the work is done. After a
+kill, `learn` runs again from the start of the task, and finished work is loaded from its file. So the code between two
+pieces of work may depend only on the learner's state, the data and the seed.
 """
 
 from __future__ import annotations
@@ -36,50 +36,51 @@ EVALUATION_BATCH = 500
 
 
 class Work(Protocol):
-    """A long piece of a task. `shared`: settings under which its result may serve another learner, too."""
+    """A long-running piece of a task, such as one training."""
 
     name: str
     epochs: int | None
     shared: dict[str, Any] | None
+    """All that the result depends on: work with equal settings is done once and its result shared. None: not shared."""
 
     def run(self, saving: Saving | None, watch: Watch | None) -> None:
-        """Do it."""
+        """Do the work. `saving`: where to write checkpoints, and whether to resume. `watch` is told the status."""
 
     def result(self) -> dict[str, Tensor]:
-        """What is to be kept of it until the end of the task."""
+        """Tensors to save until the end of the task."""
 
     def take(self, result: dict[str, Tensor]) -> None:
-        """The result of an earlier run, instead of running."""
+        """Load the result of an earlier run, instead of running."""
 
 
-def seconds_before(work: Work, partial: Path) -> float:
-    """What a piece of work that was stopped has taken up to its checkpoint, or to its finished recording."""
+def saved_time_s(work: Work, partial: Path) -> float:
+    """Seconds that interrupted work has taken, as its checkpoint or its finished recording says; 0 if there is none."""
     recording: Path | None = getattr(work, "path", None)
     paths = [partial] if recording is None else [recording, recording.with_name(f"{recording.name}.ckpt")]
     for path in paths:
         if path.exists():
             try:
-                kept = archive.open_archive(path).metadata
+                metadata = archive.open_archive(path).metadata
             except RecordingError:
-                return 0.0  # whoever needs the file says what is wrong with it
-            return float(kept.get("seconds") or kept.get("times", {}).get("fit_seconds", 0.0))
+                return 0.0  # the code that needs the file will report the error
+            return float(metadata.get("seconds") or metadata.get("times", {}).get("fit_seconds", 0.0))
     return 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerConfig:
-    """Settings that all learners have; each gives its reference values as its own defaults."""
+    """Settings of all learners. A learner overrides the defaults by the values of its reference implementation."""
 
     later: ClassVar[frozenset[str]] = frozenset({"epochs", "lr", "ce", "bn"})
-    """Settings that cannot matter to the base task: runs that agree in all others share it."""
+    """Settings that do not affect the base task: runs that agree in all other settings share it."""
 
     backbone: str | backbones.Factory = "resnet32"
     """Network: resnet32 (CIFAR), resnet18 (224 px), resnet18-small (32 to 64 px), resnet8 (digits); in Python also a
-    function that makes one."""
+    function that returns a network."""
     shortcut: str = "B"
-    """Shortcuts of a residual network where sizes change: A (zero padding) or B (1x1 convolution)."""
+    """Residual shortcuts where the shape changes: A (zero padding) or B (1x1 convolution)."""
     last_relu: bool = True
-    """Whether the last block ends in a ReLU; LUCIR's does not."""
+    """End the last block in a ReLU. LUCIR does not."""
     base_epochs: int = 160
     """Epochs of the base task."""
     epochs: int = 160
@@ -91,21 +92,21 @@ class LearnerConfig:
     lr: float = 0.1
     """Learning rate of every later task."""
     drops: tuple[float, ...] = (0.5, 0.75)
-    """Shares of a task after which the learning rate falls."""
+    """Fractions of the training of a task after which the learning rate is multiplied by decay."""
     decay: float = 0.1
-    """Factor by which it falls."""
+    """Factor of the learning rate at each drop."""
     momentum: float = 0.9
     """Momentum of SGD."""
     weight_decay: float = 5e-4
     """Weight decay."""
     optimizer: str = "sgd"
-    """sgd or adam."""
+    """Optimizer: sgd or adam."""
     ce: str = "seen"
-    """Cross entropy over the logits of all classes seen, or of the new ones only: seen or new."""
+    """Classes whose logits enter the cross entropy: seen (all so far) or new (those of the current task)."""
     bn: str = "train"
-    """Batch statistics after the base task: train (they go on) or frozen."""
+    """BatchNorm statistics after the base task: train (updated) or frozen."""
     augment: bool = True
-    """Random crops and flips of the training images."""
+    """Crop and flip the training images at random."""
 
     def __post_init__(self) -> None:
         if not callable(self.backbone):
@@ -120,13 +121,13 @@ class LearnerConfig:
             check_int(name, getattr(self, name), 1)
         for name in ("base_lr", "lr", "decay", "momentum", "weight_decay"):
             check_range(name, getattr(self, name), 0)
-        for item in fields(self):  # drops, and those that a learner adds
+        for item in fields(self):  # `drops`, and such settings of subclasses
             if isinstance(item.default, tuple):
                 object.__setattr__(self, item.name, check_shares(item.name, getattr(self, item.name)))
 
     @classmethod
     def renewed(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings that an earlier version saved, as this one would save them."""
+        """Convert settings that an earlier version of krnet saved to the form of this version."""
         return dict(saved)
 
     def schedule(self, task: int) -> Schedule:
@@ -143,69 +144,70 @@ class LearnerConfig:
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """What a learner is given, beside its settings."""
+    """The inputs of a learner, besides its settings."""
 
     data: DataSet
     split: TaskSplit
     device: torch.device
     seed: int
     folder: Path
-    """For files of its own that it keeps between tasks, such as recordings."""
+    """Where the learner keeps its own files between tasks, such as recordings."""
 
     def __post_init__(self) -> None:
         position = self.split.position
-        kept = {
+        derived = {
             "train": Images(self.data, self.data.train.images, self.device),
             "test": Images(self.data, self.data.test.images, self.device),
             "train_labels": position[self.data.train.labels],
             "test_labels": position[self.data.test.labels],
         }
-        for name, value in kept.items():
+        for name, value in derived.items():
             object.__setattr__(self, name, value)
 
     train: Images = field(init=False)
     test: Images = field(init=False)
     train_labels: Tensor = field(init=False)
-    """(N,): the place of each sample's class in the class order."""
+    """(N,): position of each sample's class in the class order."""
     test_labels: Tensor = field(init=False)
+    """(N,), likewise."""
 
     def task_ids(self, task: int) -> Tensor:
         """Sample IDs of a task's training images."""
         return self.split.samples(self.data.train.labels, task)
 
     def num_seen(self, task: int) -> int:
-        """Classes of this task and all before."""
+        """Number of classes of this task and all earlier tasks."""
         return len(self.split.classes_seen(task))
 
     def new_classes(self, task: int) -> range:
-        """Outputs that belong to this task."""
+        """Positions in the class order of this task's classes."""
         return range(self.num_seen(task) - len(self.split.tasks[task]), self.num_seen(task))
 
     def seed_for(self, task: int, part: int = 0) -> int:
-        """Other random numbers for every task, the same ones for every learner."""
+        """A seed that differs between tasks and parts, and is the same for all learners."""
         return (self.seed * 1009 + task) * 101 + part
 
 
 class Learner(ABC):
-    """A network that grows by the classes of each task. Subclasses differ in `learn` and in what they keep."""
+    """A network that grows by the classes of each task. Subclasses define `learn`, and what is kept between tasks."""
 
     name: ClassVar[str]
     config_class: ClassVar[type[LearnerConfig]] = LearnerConfig
     head_class: ClassVar[type[heads.LinearHead] | type[heads.CosineHead]] = heads.LinearHead
     main_row: ClassVar[str] = "cnn"
-    """Which of the rows that `predict` gives stands for the method."""
+    """The row of `predict` that is reported as the method's result."""
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """Settings to start from, by name; a caller's own go over them."""
+    """Named sets of settings to start from; the caller's settings override them."""
     large_images: ClassVar[Mapping[str, Any]] = {}
-    """Settings for images above 96 pixels: the reference's for ImageNet-Subset."""
+    """Settings for images above 96 pixels: those of the reference implementation for ImageNet-Subset."""
     outputs_per_class: ClassVar[int] = 1
-    """Outputs that the head has of each class; the first of them is the class's own logit."""
+    """Outputs of the head per class; the first of them is the logit of the class."""
 
     def __init__(self, context: Context, config: LearnerConfig):
         self.context, self.config, self.device = context, config, context.device
         self.task = -1
         self.model = self._build()
-        self._check_batch(min(config.batch_size, len(context.task_ids(0))))
+        self._check_batch_size(min(config.batch_size, len(context.task_ids(0))))
 
     def _build(self) -> heads.Classifier:
         channels = self.context.data.image_shape[0]
@@ -215,21 +217,21 @@ class Learner(ABC):
         return self.to_device(heads.Classifier(backbone, head))
 
     def to_device(self, module: Any) -> Any:
-        kind = torch.channels_last if self.device.type == "cuda" else torch.preserve_format
-        return module.to(self.device, memory_format=kind)
+        memory_format = torch.channels_last if self.device.type == "cuda" else torch.preserve_format
+        return module.to(self.device, memory_format=memory_format)
 
     # ------------------------------------------------------------------ learning
 
     @abstractmethod
     def learn(self, task: int) -> Iterator[Work]:
-        """One task, from its images alone and what was kept of those before."""
+        """Learn one task from its own images and from what was kept of earlier tasks. Yields the work to run."""
 
     def learns(self, task: int) -> bool:
-        """Whether a task is learned, and so judged; one that is not is passed over."""
+        """Whether this task is learned and scored. The others are skipped."""
         return True
 
     def expand(self, task: int) -> None:
-        """Make room for the classes of a task; the base task's are there from the start."""
+        """Add outputs for the classes of a task; those of the base task exist from the start."""
         assert task == self.task + 1, f"task {task} after task {self.task}"
         self.task = task
         if task > 0:
@@ -238,21 +240,24 @@ class Learner(ABC):
                 backbones.freeze_batchnorm(self.model)
 
     def base_work(self) -> Descent:
-        """The base task: plain cross entropy on its images. A learner may have another."""
+        """Train the base task, by cross entropy on its images. A learner may override this."""
         loss = lambda images, labels: F.cross_entropy(self.model(images).float(), labels)  # noqa: E731
         return self.descent("classifier", self.batches(self.context.task_ids(0)), loss, shared=self.base_settings())
 
     def base_settings(self) -> dict[str, Any]:
-        """All that the base task depends on, so that learners which agree in it train it once."""
+        """All that the base task depends on: learners with equal base settings share one trained base task."""
         split, config = self.context.split, plain_settings(self.config)
-        kept = {name: value for name, value in config.items() if name not in self.config.later}
-        kept |= {"data": self.context.data.digest, "order": split.hash, "base_classes": len(split.tasks[0])}
-        kept |= {"seed": self.context.seed, "head": self.head_class.__name__, "device": self.device.type}
-        own = [getattr(type(self), name).__qualname__ for name in ("base_work", "transform")]
-        return kept | {"outputs_per_class": self.outputs_per_class, "code": own}
+        settings = {name: value for name, value in config.items() if name not in self.config.later}
+        settings |= {"data": self.context.data.digest, "order": split.hash, "base_classes": len(split.tasks[0])}
+        settings |= {"seed": self.context.seed, "head": self.head_class.__name__, "device": self.device.type}
+        methods = [getattr(type(self), name).__qualname__ for name in ("base_work", "transform")]
+        return settings | {"outputs_per_class": self.outputs_per_class, "code": methods}
 
     def transform(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """A batch of training images as the network is to see it: rotated, mixed, relabelled. Labels number outputs."""
+        """Change a batch of training images before the network sees it, for example rotate, mix or relabel them.
+
+        A label is the index of an output of the head.
+        """
         return images, labels
 
     def batches(self, ids: Tensor, *, part: int = 0) -> ImageBatches:
@@ -261,15 +266,15 @@ class Learner(ABC):
         return ImageBatches(images, labels, ids, c.batch_size, seed, augmented=c.augment, transform=self.transform)
 
     def descent(self, name: str, batches: Any, loss: Callable[..., Tensor], **options: Any) -> Descent:
-        """Training of the whole model with the settings of this task."""
+        """Return the training of the whole model with the schedule of this task, as Work."""
         groups = options.pop("groups", None)
         modules = options.pop("modules", self.model)
         schedule = options.pop("schedule", self.config.schedule(self.task))
-        self._check_batch(batches.batch_size)
+        self._check_batch_size(batches.batch_size)
         return Descent(name, modules, batches, loss, schedule, self.device, groups=groups, **options)
 
-    def _check_batch(self, size: int) -> None:
-        """BatchNorm has no statistics of a single number: of one sample whose maps have shrunk to one pixel."""
+    def _check_batch_size(self, size: int) -> None:
+        """Refuse batches of one image whose feature maps shrink to one pixel: BatchNorm needs two values a channel."""
         if size > 1:
             return
         shape = self.context.data.input_shape
@@ -283,46 +288,46 @@ class Learner(ABC):
                 f"training images in the task"
             ) from error
 
-    def classification(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Cross entropy, over the logits that the settings say."""
+    def classification_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Cross entropy over the logits that setting `ce` selects."""
         if self.config.ce == "new" and self.task > 0:
             first = self.outputs_per_class * self.context.new_classes(self.task).start
             return F.cross_entropy(logits[:, first:].float(), labels - first)
         return F.cross_entropy(logits.float(), labels)
 
-    # ------------------------------------------------------------------ judging
+    # ------------------------------------------------------------------ predicting
 
     def predict(self, images: Tensor) -> dict[str, Tensor]:
-        """Scores (B, classes seen) by row; the largest is the answer."""
+        """By row: scores (B, classes seen). The answer is the class with the largest score."""
         logits = self.model(images)
         return {"cnn": logits if self.outputs_per_class == 1 else logits[:, :: self.outputs_per_class]}
 
     @torch.no_grad()
     def apply(self, function: Callable[[Tensor], Tensor], images: Images, ids: Tensor) -> Tensor:
-        """A function of normalised images, batch by batch, without augmentation."""
+        """Apply a function to standardised images, batch by batch and without augmentation; returns all its results."""
         parts = ids.to(self.device).split(EVALUATION_BATCH)
         return torch.cat([function(images.take(part)) for part in parts])
 
     # ------------------------------------------------------------------ keeping
 
     def modules(self) -> dict[str, nn.Module]:
-        """What `state` covers beside `extra_state`."""
+        """Modules whose parameters and buffers belong to `state`."""
         return {"model": self.model}
 
     def extra_state(self) -> dict[str, Tensor]:
-        """Tensors that belong to no module: exemplars, importances."""
+        """Other tensors of `state`, such as exemplars or importances."""
         return {}
 
     def load_extra_state(self, state: dict[str, Tensor]) -> None:
         assert not state, f"nobody takes {', '.join(state)}"
 
     def state(self) -> dict[str, Tensor]:
-        """All that the next task depends on."""
+        """All tensors that the next task depends on."""
         state = {f"{part}.{k}": v for part, module in self.modules().items() for k, v in module.state_dict().items()}
         return state | {f"extra.{name}": value for name, value in self.extra_state().items()}
 
     def restore(self, task: int, state: Mapping[str, Tensor]) -> None:
-        """A new learner as it was at the end of a task."""
+        """Bring a new learner to the state that it had at the end of a task."""
         while self.task < task:
             self.expand(self.task + 1)
         for part, module in self.modules().items():
@@ -333,11 +338,11 @@ class Learner(ABC):
         extra = {k.removeprefix("extra."): v for k, v in state.items() if k.startswith("extra.")}
         self.load_extra_state(extra)
 
-    def finish(self) -> None:  # noqa: B027  most have none
-        """All is learned and written: remove files that only going on would have needed."""
+    def finish(self) -> None:  # noqa: B027  most learners have no such files
+        """Called after the last task, when all results are written: remove files that only a next task would need."""
 
     def storage_bytes(self) -> dict[str, int]:
-        """Every byte kept between tasks, by part, the current classifier aside (every method has one)."""
+        """Bytes kept between tasks, by part. The current classifier, which every method has, is not counted."""
         return {}
 
 
@@ -361,14 +366,14 @@ def get_learner(name: str) -> type[Learner]:
 
 
 def make_config(learner: type[Learner], settings: Mapping[str, Any]) -> LearnerConfig:
-    """Its defaults, with the caller's settings over them; unknown names are refused with the nearest known."""
+    """Override the learner's defaults by `settings`; an unknown name raises an error with the nearest known name."""
     return from_dict(learner.config_class, settings)
 
 
 def plain_settings(config: LearnerConfig) -> dict[str, Any]:
-    """For JSON."""
-    found = {f.name: getattr(config, f.name) for f in fields(config)} | {"backbone": backbone_name(config.backbone)}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+    """Return the settings as values that JSON can hold."""
+    values = {f.name: getattr(config, f.name) for f in fields(config)} | {"backbone": backbone_name(config.backbone)}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def num_bytes(tensors: Mapping[str, Tensor] | list[Tensor]) -> int:

@@ -1,29 +1,33 @@
-"""Elastic weight consolidation: parameters that the Fisher information calls important are held where they were.
+"""Elastic weight consolidation: hold the parameters that the Fisher information F marks as important.
 
     F = mean over a task's images of (d log p(label | image) / d parameter)^2
     loss = cross entropy + lambda / 2 * sum of F * (parameter - anchor)^2
 
-Kirkpatrick et al., "Overcoming catastrophic forgetting in neural networks" (2017). Old images are not kept, and nothing
-in the loss compares old classes with new ones: in class-incremental learning it ends low, a little above fine-tuning.
+Kirkpatrick et al., "Overcoming catastrophic forgetting in neural networks" (2017). No old images are kept, and nothing
+in the loss compares old classes with new ones, so in class-incremental learning EWC is only a little above fine-tuning.
 
-The defaults are PyCIL's (protocol notes, 4.4) in our scale: true labels, cross entropy over the new logits, all
-parameters and the head's old rows among them, Fishers of tasks averaged by their numbers of classes. PyCIL squares the
-mean gradient of 128 images, about 1/128 of the mean square that stands here, and does so in train mode, where gradients
-pass through the batch statistics too and convolutions get less than half of the Fisher. Its lambda 1000 and limit 1e-4
-become 3 and 0.03, a factor of some 300. Neither fits a Fisher that was taken in another way.
+The defaults are those of PyCIL (protocol notes, 4.4), converted to our scale: true labels, cross entropy over the new
+logits, all parameters including the head's old rows, Fishers of tasks averaged with their numbers of classes as
+weights. PyCIL squares the mean gradient of 128 images, which is about 1/128 of the mean square used here. It does so in
+train mode, where gradients also pass through the batch statistics and convolutions get less than half of the Fisher.
+Together that is a factor of about 300: its lambda 1000 and limit 1e-4 become 3 and 0.03. A Fisher that is computed in
+another way needs other values.
 
-Lambda is 30, ten times PyCIL's, as that is the stronger rival: ten tasks of CIFAR-100 end at 8.5 % and average 31.1,
-with PyCIL's 3 at 4.7 and 14.4, fine-tuning at 4.5 and 12.5 (recipe `learn`, commits `9cc1c55` and `f1b6632`). Why no
-larger one: it freezes the network, which scores higher where half of the classes are in the base task, and is another
-method.
+Lambda is 30, ten times that of PyCIL, because it makes the stronger rival. Ten tasks of CIFAR-100 end at 8.5 % and
+average 31.1; with PyCIL's 3 it is 4.7 and 14.4, with fine-tuning 4.5 and 12.5 (recipe `learn`, commits `9cc1c55` and
+`f1b6632`). A larger lambda freezes the network. That scores higher when half of the classes are in the base task, but
+it is another method.
 
-Why new logits: with all of them every step pushes the old classes' logits down, as no image of theirs is there to hold
-them up, and the penalty does little against that.
+Why only the new logits: with all logits, every step pushes the old logits down, since no image of an old class holds
+them up, and the penalty does little against it.
 
-Deviations from PyCIL: gradients by image, in eval mode, of images without augmentation; F is that of the logits which
-the task trained on, not of all; lambda * F is at most 1 / lr (_importance.py); one schedule and one weight decay for
-all tasks, those of the other learners here. labels="predicted", scope="backbone" and merge="half" are FACIL's, but that
-weight decay spares its old heads.
+Deviations from PyCIL:
+- Gradients are computed per image, in eval mode, on images without augmentation.
+- F uses the logits that the task trained on, not all logits.
+- lambda * F is at most 1 / lr (importance.py).
+- All tasks have the same schedule and weight decay, those of the other learners here.
+labels="predicted", scope="backbone" and merge="half" are the choices of FACIL, except that FACIL applies no weight
+decay to its old heads.
 """
 
 from __future__ import annotations
@@ -44,13 +48,13 @@ class EwcConfig(ImportanceConfig):
         "labels",
     }
     ce: str = "new"
-    """Cross entropy, and the Fisher, over the logits of the new classes only, or of all seen: new or seen."""
+    """Classes whose logits enter the cross entropy and the Fisher: new (those of the current task) or seen (all)."""
     strength: float = 30.0
-    """Lambda: weight of the penalty, lambda / 2 * sum of Fisher * (parameter - anchor)^2; fits gradients by image."""
+    """Lambda in the penalty lambda / 2 * sum of Fisher * (parameter - anchor)^2."""
     clip: float = 0.03
-    """Largest Fisher that one task may give a parameter; 0 sets no limit."""
+    """Limit of the Fisher of a parameter in one task; 0: no limit."""
     labels: str = "true"
-    """Labels of the Fisher: true (the empirical Fisher), or predicted, the network's own answer."""
+    """Labels of the Fisher: true (the empirical Fisher) or predicted (the network's answer)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,11 +68,11 @@ class Ewc(ImportanceLearner):
     config: EwcConfig
 
     def objective(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Negative log likelihood, over the logits that the task trained on."""
+        """Negative log likelihood over the logits that the task trained on, summed over images."""
         first = self.context.new_classes(self.task).start if self.config.ce == "new" else 0
-        trained = logits[:, first:]
-        labels = trained.argmax(1) if self.config.labels == "predicted" else labels - first
-        return F.cross_entropy(trained, labels, reduction="sum")
+        trained_logits = logits[:, first:]
+        labels = trained_logits.argmax(1) if self.config.labels == "predicted" else labels - first
+        return F.cross_entropy(trained_logits, labels, reduction="sum")
 
     def magnitude(self, gradients: Tensor) -> Tensor:
         return gradients.square()

@@ -1,11 +1,11 @@
-"""Images kept from earlier tasks: which, how many, and how they come back.
+"""Exemplars: images kept from earlier tasks, how they are chosen, and the classifier that they define.
 
-    features (N, D) of a class -> herd -> places of the best, best first
-    Exemplars: pixels (M, C, H, W) uint8, labels (M,) -- extended, shrunk, joined with the images of a task
-    features (M, D) of the exemplars -> class_means -> nearest: the nearest mean of exemplars (NME) as a classifier
+    features (N, D) of a class -> herd -> row numbers, best first
+    Exemplars: pixels (M, C, H, W) uint8, labels (M,) -- append, truncate, batches_with the images of a task
+    features (M, D) of the exemplars -> class_means -> nearest_mean_scores: nearest mean of exemplars (NME)
 
-Herding: Welling, "Herding Dynamical Weights to Learn" (2009), as iCaRL uses it (Rebuffi et al. 2017). A chosen image is
-not chosen again; iCaRL's and LUCIR's own code may pass it a second time, and then stops after 1,000 rounds.
+Herding: Welling, "Herding Dynamical Weights to Learn" (2009), as iCaRL uses it (Rebuffi et al. 2017). Here an image is
+chosen at most once. The code of iCaRL and LUCIR may choose an image again, and then stops after 1,000 rounds.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from krnet.train.classifier import ImageBatches, Images
 
 
 def herd(features: Tensor, number: int) -> Tensor:
-    """Places of `number` rows (all, if there are fewer) whose unit vectors, taken in this order, keep their mean as
-    close as can be to the mean of all rows' unit vectors."""
+    """Choose `number` rows (or all, if there are fewer), one at a time, and return their row numbers in that order.
+
+    Each choice brings the mean of the chosen unit vectors as close as possible to the mean of all unit vectors.
+    """
     unit = F.normalize(features.double(), dim=1)  # (N, D)
     mean, total = unit.mean(0, keepdim=True), torch.zeros_like(unit[:1])
     free = torch.ones(len(unit), dtype=torch.bool, device=unit.device)
     chosen = []
     for size in range(1, min(number, len(unit)) + 1):
-        errors = (mean - (total + unit) / size).norm(dim=1)
+        errors = (mean - (total + unit) / size).norm(dim=1)  # (N,)
         best = torch.where(free, errors, torch.inf).argmin(keepdim=True)  # (1,): stays on the device
         free.index_fill_(0, best, False)
         total = total + unit[best]
@@ -36,22 +38,22 @@ def herd(features: Tensor, number: int) -> Tensor:
 
 
 def herd_classes(features: Tensor, labels: Tensor, per_class: int) -> Tensor:
-    """Places of the images to keep of each class: class after class in rising order, the best of each first."""
+    """Row numbers of the images to keep, class by class in ascending order, the best of each class first."""
     parts = []
     for label in labels.unique():
-        places = (labels == label).nonzero().squeeze(1)
-        parts.append(places[herd(features[places], per_class)])
+        rows = (labels == label).nonzero().squeeze(1)
+        parts.append(rows[herd(features[rows], per_class)])
     return torch.cat(parts)
 
 
 @dataclass(frozen=True, eq=False)
 class Exemplars:
-    """What is stored between tasks."""
+    """Images stored between tasks, with their labels."""
 
     pixels: Tensor
-    """(M, C, H, W) uint8: class after class as they were learned, the best of each first."""
+    """(M, C, H, W) uint8: class by class in the order of learning, the best of each class first."""
     labels: Tensor
-    """(M,) int32: places in the class order, rising."""
+    """(M,) int32: positions in the class order, ascending."""
 
     @classmethod
     def none(cls, image_shape: tuple[int, ...], device: torch.device) -> Exemplars:
@@ -61,40 +63,39 @@ class Exemplars:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def shrunk(self, per_class: int) -> Exemplars:
-        """Without the last of every class that has more than so many."""
+    def truncate(self, per_class: int) -> Exemplars:
+        """Return only the first `per_class` exemplars of each class."""
         counts = torch.bincount(self.labels)
         starts = counts.cumsum(0) - counts
         ranks = torch.arange(len(self), device=self.labels.device) - starts[self.labels.long()]
         return Exemplars(self.pixels[ranks < per_class], self.labels[ranks < per_class])
 
-    def extended(self, pixels: Tensor, labels: Tensor) -> Exemplars:
-        """With copies of the images of new classes, ordered as `choose` does."""
+    def append(self, pixels: Tensor, labels: Tensor) -> Exemplars:
+        """Return these exemplars followed by those of new classes, in the order of `herd_classes`."""
         return Exemplars(torch.cat([self.pixels, pixels]), torch.cat([self.labels, labels.to(self.labels)]))
 
-    def joined(
+    def batches_with(
         self, images: Images, labels: Tensor, ids: Tensor, batch_size: int, seed: int, *, augmented: bool
     ) -> ImageBatches:
-        """Images of the given sample IDs and the exemplars as one set: every image once an epoch, old or new."""
+        """Batches of the images with these sample IDs and of the exemplars; each epoch has every image once."""
         ids = ids.to(images.device)
         pixels = torch.cat([images.pixels[ids], self.pixels])
         labels = torch.cat([labels.to(images.device)[ids], self.labels.long()])
-        both = Images(images.data, pixels, images.device)
-        return ImageBatches(both, labels, torch.arange(len(labels)), batch_size, seed, augmented=augmented)
+        all_images = Images(images.data, pixels, images.device)
+        return ImageBatches(all_images, labels, torch.arange(len(labels)), batch_size, seed, augmented=augmented)
 
     def storage_bytes(self) -> dict[str, int]:
-        sizes = {"exemplars": self.pixels, "exemplar_labels": self.labels}
-        return {name: value.numel() * value.element_size() for name, value in sizes.items()}
+        stored = {"exemplars": self.pixels, "exemplar_labels": self.labels}
+        return {name: value.numel() * value.element_size() for name, value in stored.items()}
 
 
 def class_means(features: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """(num_classes, D): the mean of each class's unit vectors, brought to unit length."""
-    member = F.one_hot(labels.long(), num_classes).to(features)  # (M, num_classes)
-    return F.normalize(member.T @ F.normalize(features, dim=1), dim=1)
+    """(num_classes, D): the mean of each class's unit vectors, scaled to unit length."""
+    membership = F.one_hot(labels.long(), num_classes).to(features)  # (M, num_classes)
+    return F.normalize(membership.T @ F.normalize(features, dim=1), dim=1)
 
 
-def nearest(features: Tensor, means: Tensor) -> Tensor:
-    """(B, num_classes): how far each mean is from the unit vector of each row, negative, so that the largest is the
-    answer."""
+def nearest_mean_scores(features: Tensor, means: Tensor) -> Tensor:
+    """(B, num_classes): minus the distance between each row's unit vector and each mean; the largest is the answer."""
     unit = F.normalize(features, dim=1)
     return -torch.cdist(unit, means, compute_mode="donot_use_mm_for_euclid_dist")

@@ -1,7 +1,7 @@
-"""Fine-tuning: each task trains the whole network on its own images, and nothing is done against forgetting.
+"""Fine-tuning: each task trains the whole network on its own images; nothing prevents forgetting.
 
-The lower bound. Cross entropy over all classes seen by default, as Mammoth and Avalanche; ce="new" is PyCIL's and
-FACIL's, which leaves the old logits untouched and so ends a little higher (protocol notes, 4.6).
+The lower bound. By default the cross entropy covers all classes seen, as in Mammoth and Avalanche. ce="new" is the
+choice of PyCIL and FACIL: it leaves the old logits untouched and so ends a little higher (protocol notes, 4.6).
 """
 
 from __future__ import annotations
@@ -20,5 +20,5 @@ class FineTune(Learner):
         if task == 0:
             yield self.base_work()
             return
-        loss = lambda images, labels: self.classification(self.model(images), labels)  # noqa: E731
+        loss = lambda images, labels: self.classification_loss(self.model(images), labels)  # noqa: E731
         yield self.descent("classifier", self.batches(self.context.task_ids(task)), loss)

@@ -1,27 +1,26 @@
-"""iCaRL: exemplars chosen by herding, distillation of the old logits, and the nearest mean of exemplars as classifier.
+"""iCaRL: keep exemplars chosen by herding, distil the old logits, and classify by the nearest mean of exemplars (NME).
 
 Rebuffi, Kolesnikov, Sperl and Lampert, "iCaRL: Incremental Classifier and Representation Learning" (CVPR 2017).
 
-    task > 0:  images of the task + exemplars -> CE over all classes + beta T^2 KL(old logits || logits of old classes)
-    after it:  herding picks exemplars of the new classes; means of all exemplars' features -> row "nme"
+    task > 0:   images of the task + exemplars -> CE over all classes + beta T^2 KL(old logits || logits of old classes)
+    afterwards: herding picks exemplars of the new classes; mean features of all exemplars -> row "nme"
 
-Reference setting: the iCaRL of LUCIR's repository (Hou et al. 2019), the source of the iCaRL-CNN and iCaRL-NME rows of
-LUCIR-style tables: CE and KL (T 2, beta 0.25, mean over the batch) in place of iCaRL's own sigmoids, 160 epochs for
-every task, lr 0.1 falling tenfold at half and three quarters, weight decay 5e-4, batch 128, 20 exemplars per class,
-ResNet-32 with shortcut B and last ReLU. iCaRL's own: 2,000 exemplars in all (memory="total"), lr 2 for 70 epochs.
+Reference: the iCaRL in LUCIR's repository (Hou et al. 2019), where the iCaRL-CNN and iCaRL-NME rows of most tables come
+from. It replaces iCaRL's sigmoids by CE and KL (T 2, beta 0.25, mean over the batch). 160 epochs for every task, lr 0.1
+divided by 10 at half and three quarters, weight decay 5e-4, batch 128, 20 exemplars per class, ResNet-32 with shortcut
+B and a last ReLU. The original paper has 2,000 exemplars in total (memory="total") and lr 2 for 70 epochs.
 
-Deviations from that implementation:
-- NME means take in the exemplars mirrored left to right. The reference meant to, and reversed the colour channels
-  (its images have channels last). iCaRL's own code mirrors them. Off where the data set may not be mirrored.
+Deviations from the reference:
+- Each NME mean includes the exemplars mirrored left to right, as in iCaRL's own code. The reference intends the same
+  but reverses the colour channels, since its images are channels-last. Data sets that may not be mirrored are not.
 - Herding never chooses an image twice (exemplars.py).
-- memory="total" keeps floor(total / classes seen) of each class; the reference rounds up and so may exceed the total.
-- Epochs are laid end to end: no short batch at the end of each.
-- Test features are brought to unit length before distances are taken: the same nearest mean, since means are unit long.
+- memory="total" keeps floor(total / classes seen) exemplars per class. The reference rounds up, past the total.
+- Batches run across epoch boundaries: no epoch ends in a short batch.
+- Test features are scaled to unit length before distances are computed. The means have unit length, so the nearest mean
+  stays the same.
 
-Stored between tasks: the exemplars' pixels and labels. Their means follow from them and the current network, and are
-computed again when a run is taken up.
-
-Rehearsal, the part without a loss, is what LUCIR builds on, too.
+Stored between tasks: pixels and labels of the exemplars. The means are computed from them and the current network, also
+when a run is resumed.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ class IcarlConfig(RehearsalConfig):
         "temperature",
     }
     beta: float = 0.25
-    """Weight of the distillation, which is then multiplied by temperature squared; 0: no distillation."""
+    """Weight of the distillation loss beta * temperature^2 * KL; 0 turns it off."""
     temperature: float = 2.0
-    """What logits are divided by for the distillation."""
+    """Divisor of the logits in the distillation loss."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,8 +57,8 @@ class IcarlConfig(RehearsalConfig):
 def distillation(logits: Tensor, old_logits: Tensor, temperature: float) -> Tensor:
     """T^2 KL(softmax(old / T) || softmax(logits / T)), mean over the batch."""
     target = F.softmax(old_logits.float() / temperature, dim=1)
-    found = F.log_softmax(logits.float() / temperature, dim=1)
-    return F.kl_div(found, target, reduction="batchmean") * temperature**2
+    log_probs = F.log_softmax(logits.float() / temperature, dim=1)
+    return F.kl_div(log_probs, target, reduction="batchmean") * temperature**2
 
 
 @register
@@ -73,16 +72,16 @@ class Icarl(Rehearsal):
         old = self.frozen_copy()
         self.expand(task)
         yield self.base_work() if task == 0 else self._later_work(old)
-        self.remember()
+        self.update_exemplars()
 
     def _later_work(self, old: Classifier) -> Work:
         beta, temperature, num_old = self.config.beta, self.config.temperature, old.head.num_classes
 
         def loss(images: Tensor, labels: Tensor) -> Tensor:
             logits = self.model(images)
-            value = self.classification(logits, labels)
+            value = self.classification_loss(logits, labels)
             if beta:
                 value = value + beta * distillation(logits[:, :num_old], old(images), temperature)
             return value
 
-        return self.descent("classifier", self.rehearsal(), loss)
+        return self.descent("classifier", self.rehearsal_batches(), loss)

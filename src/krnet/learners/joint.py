@@ -1,8 +1,8 @@
-"""Joint training: each task trains on the images of all tasks so far, as if nothing had to be forgotten.
+"""Joint training: each task trains on the images of all tasks so far.
 
-The upper bound. Cumulative and from scratch: the network is built anew for every task, so that the last row is what one
-training on all classes gives. With `only_last` the tasks between are left out and have no accuracy, so that there is no
-average either. Keeping every image is its price: storage_bytes counts them.
+The upper bound. Every task starts from a new network, so the result of the last task is that of one training on all
+classes. With `only_last` the tasks in between are skipped; they have no accuracy, so there is no average either. All
+images are kept, and storage_bytes counts them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class JointConfig(LearnerConfig):
         "warm_start",
     }
     only_last: bool = False
-    """Train on the base task and then on all classes at once; the tasks between are not learned."""
+    """Train only on the base task and then on all classes at once; skip the tasks in between."""
     warm_start: bool = False
-    """Go on from the network of the task before, instead of from a new one."""
+    """Start from the network of the previous task instead of a new one."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,9 +60,9 @@ class Joint(Learner):
             for part in self.model.head.linears:
                 part.reset_parameters()
         ids = torch.cat([self.context.task_ids(t) for t in range(task + 1)])
-        loss = lambda images, labels: self.classification(self.model(images), labels)  # noqa: E731
+        loss = lambda images, labels: self.classification_loss(self.model(images), labels)  # noqa: E731
         yield self.descent("classifier", self.batches(ids), loss)
 
     def storage_bytes(self) -> dict[str, int]:
-        samples = sum(len(self.context.task_ids(t)) for t in range(self.task + 1))
-        return {"images": samples * self.context.data.train.images[0].numel(), "labels": 4 * samples}
+        num_samples = sum(len(self.context.task_ids(t)) for t in range(self.task + 1))
+        return {"images": num_samples * self.context.data.train.images[0].numel(), "labels": 4 * num_samples}

@@ -1,25 +1,25 @@
-"""LUCIR, also called Rebalance: a cosine classifier, features held in direction, and a margin for the old classes.
+"""LUCIR, also called Rebalance: a cosine classifier, features that keep their direction, and a margin for old classes.
 
 Hou, Pan, Loy, Wang and Lin, "Learning a Unified Classifier Incrementally via Rebalancing" (CVPR 2019).
 
-    base task:  CE on sigma * cosine(features, class rows)
-    task > 0:   rows of new classes imprinted, rows of old classes fixed; on images of the task + exemplars
-                CE over all classes
-                + lambda * mean(1 - cosine(features, features of the old network)),  lambda = 5 sqrt(|old| / |new|)
-                + mean over exemplars and the 2 nearest new classes of max(0, 0.5 - cosine to own + cosine to new)
-    after it:   herding picks exemplars; row "nme" beside "cnn", as for iCaRL
+    base task:   CE on sigma * cosine(features, class rows)
+    task > 0:    imprint the rows of new classes and fix the rows of old ones; on images of the task + exemplars:
+                 CE over all classes
+                 + lambda * mean(1 - cosine(features, features of the old network)),  lambda = 5 sqrt(|old| / |new|)
+                 + mean over exemplars and their 2 nearest new classes of max(0, 0.5 - cosine to own + cosine to new)
+    afterwards:  herding picks exemplars; rows "cnn" and "nme", as for iCaRL
 
-Reference setting: the CIFAR-100 script of the authors' repository, whose average over 50 + 10 x 5 classes is 60.18 in
-the paper: SGD, lr 0.1 falling tenfold at half and three quarters of 160 epochs, base task and later ones alike; weight
-decay 5e-4, batch 128, 20 exemplars per class at their natural frequency, ResNet-32 with shortcut B and no last ReLU.
-No class-balanced fine-tuning, which the authors have for ImageNet alone. Their ImageNet-Subset: backbone=resnet18,
-90 epochs, drops at a third and two thirds, weight_decay=1e-4, less_forget=10.
+Reference: the CIFAR-100 script of the authors' repository; the paper reports an average of 60.18 for 50 + 10 x 5
+classes. SGD, 160 epochs for every task, lr 0.1 divided by 10 at half and three quarters, weight decay 5e-4, batch 128,
+20 exemplars per class, which are not oversampled, ResNet-32 with shortcut B and no last ReLU. There is no
+class-balanced fine-tuning; the authors use it for ImageNet only. Their ImageNet-Subset: backbone=resnet18, 90 epochs,
+drops at one and two thirds, weight_decay=1e-4, less_forget=10.
 
-Deviations from that implementation:
-- Fixing old rows is a switch of its own; there it goes with the less-forget loss. Fixed rows are not given to the
-  optimizer, where the reference gives them with rate and decay 0: the same.
-- NME means, herding, memory="total" and the ends of epochs as in icarl.py.
-- With a single new class the margin is taken to that one; the reference needs two.
+Deviations from the reference:
+- Fixing the old rows has its own switch; in the reference it is tied to the less-forget loss. Fixed rows are left out
+  of the optimizer; the reference includes them with learning rate and decay 0, which has the same effect.
+- NME means, herding, memory="total" and epoch boundaries are as in icarl.py.
+- A task with a single new class uses that class for the margin; the reference needs two.
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ class LucirConfig(RehearsalConfig):
         "freeze_old",
     }
     last_relu: bool = False
-    """Whether the last block ends in a ReLU; without it features may point anywhere."""
+    """End the last block in a ReLU. Without it features may be negative, so cosines use the full range."""
     less_forget: float = 5.0
-    """Weight of the less-forget loss (lambda); 0: none."""
+    """Weight lambda of the less-forget loss; 0 turns it off."""
     adapt_lambda: bool = True
-    """Multiply less_forget by the root of old classes over new ones."""
+    """Multiply less_forget by sqrt(old classes / new classes)."""
     margin: float = 1.0
-    """Weight of the margin ranking loss; 0: none."""
+    """Weight of the margin ranking loss; 0 turns it off."""
     margin_distance: float = 0.5
-    """By how much an exemplar's cosine to its own class is to exceed those to new classes."""
+    """Margin: how much larger an exemplar's cosine to its own class should be than its cosine to a new class."""
     margin_classes: int = 2
-    """New classes, the nearest ones, that an exemplar is ranked against."""
+    """Number of nearest new classes that each exemplar is ranked against."""
     imprint: bool = True
-    """Start the rows of new classes from the mean features of their images."""
+    """Initialise the rows of new classes with the mean features of their images."""
     freeze_old: bool = True
-    """Keep the rows of old classes as they are."""
+    """Do not train the rows of old classes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,17 +77,20 @@ class LucirConfig(RehearsalConfig):
 
 
 def less_forget(features: Tensor, old_features: Tensor) -> Tensor:
-    """How far features have turned away from the old network's: 1 - cosine, mean over the batch."""
+    """Mean over the batch of 1 - cosine(features, features of the old network)."""
     return 1 - F.cosine_similarity(features.float(), old_features.float()).mean()
 
 
 def margin_ranking(cosines: Tensor, labels: Tensor, num_old: int, distance: float, num_rivals: int) -> Tensor:
-    """Mean of max(0, distance - cosine to own class + cosine to a new class) over samples of old classes and the
-    new classes nearest to each; 0 if the batch has no such sample."""
+    """Mean of max(0, distance - cosine to own class + cosine to new class).
+
+    The mean is over the samples of old classes and the `num_rivals` nearest new classes of each; 0 if the batch has no
+    sample of an old class.
+    """
     own = cosines.gather(1, labels[:, None])  # (B, 1)
-    rivals = cosines[:, num_old:].topk(min(num_rivals, cosines.shape[1] - num_old), dim=1).values
-    terms = F.relu(distance - own + rivals).mean(1)
-    # A mask, not a choice of rows: shapes inside a CUDA graph cannot depend on the labels.
+    rivals = cosines[:, num_old:].topk(min(num_rivals, cosines.shape[1] - num_old), dim=1).values  # (B, rivals)
+    terms = F.relu(distance - own + rivals).mean(1)  # (B,)
+    # Mask rows instead of selecting them: shapes inside a CUDA graph cannot depend on the labels.
     is_old = (labels < num_old).to(terms)
     return (terms * is_old).sum() / is_old.sum().clamp(min=1)
 
@@ -109,10 +112,10 @@ class Lucir(Rehearsal):
             if self.config.freeze_old:
                 self.model.head.freeze_old()
         yield self.base_work() if task == 0 else self._later_work(old)
-        self.remember()
+        self.update_exemplars()
 
     def less_forget_weight(self) -> float:
-        """Lambda of the current task: 5 tasks of 10 after 50 classes give 11.18 to 15.00."""
+        """Lambda of the current task. With 50 base classes and 5 tasks of 10 it rises from 11.18 to 15.00."""
         new = len(self.context.new_classes(self.task))
         old = self.context.num_seen(self.task) - new
         return self.config.less_forget * (math.sqrt(old / new) if self.config.adapt_lambda else 1.0)
@@ -133,7 +136,7 @@ class Lucir(Rehearsal):
         def loss(images: Tensor, labels: Tensor) -> Tensor:
             features = model.features(images)
             cosines = head.cosine(features)
-            value = self.classification(head.sigma * cosines, labels)
+            value = self.classification_loss(head.sigma * cosines, labels)
             if weight:
                 value = value + weight * less_forget(features, old.features(images))
             if c.margin:
@@ -141,4 +144,4 @@ class Lucir(Rehearsal):
                 value = value + c.margin * ranking
             return value
 
-        return self.descent("classifier", self.rehearsal(), loss)
+        return self.descent("classifier", self.rehearsal_batches(), loss)

@@ -1,20 +1,22 @@
-"""Memory aware synapses: parameters to which the network's output is sensitive are held where they were.
+"""Memory aware synapses: hold the parameters to which the network's output is sensitive.
 
     importance = mean over a task's images of |d ||logits||^2 / d parameter|, summed over tasks
     loss = cross entropy + lambda / 2 * sum of importance * (parameter - anchor)^2
 
-Aljundi et al., "Memory Aware Synapses: Learning what (not) to forget" (2018), the global version. No labels are needed
-to measure it. Like EWC it keeps no old image, and ends low in class-incremental learning.
+Aljundi et al., "Memory Aware Synapses: Learning what (not) to forget" (2018), the global version. The importance needs
+no labels. Like EWC it keeps no old images, and its accuracy is low in class-incremental learning.
 
-The importance is the original's: squared length of the logits of all classes seen, eval mode, added up over tasks, for
-all parameters. squared=False, merge="half" and scope="backbone" are FACIL's, but that weight decay spares its old
-heads. Cross entropy over the new logits as FACIL's, for the reason given in ewc.py.
+The importance is that of the original: the squared length of the logits of all classes seen, in eval mode, for all
+parameters, summed over tasks. squared=False, merge="half" and scope="backbone" are the choices of FACIL, except that
+FACIL applies no weight decay to its old heads. As in FACIL the cross entropy covers the new logits only; ewc.py says
+why.
 
-Deviations: gradients by image before the absolute value is taken, as in the paper, where the original's code adds up a
-batch first; lambda * importance is at most 1 / lr (_importance.py); lambda. The original's 1 (2 in our form, which
-halves) was for AlexNet at a small learning rate. The importance grows with the square of the logits, and in a ResNet of
-50 classes it is 1 to 100 and more, a thousand times EWC's: lambda 1 would freeze the network. 1e-3 brings the pull on a
-convolution to the order of EWC's.
+Deviations:
+- The absolute value is taken of each image's gradient, as in the paper; the original code first sums over a batch.
+- lambda * importance is at most 1 / lr (importance.py).
+- lambda is 1e-3. The original's 1 (2 in our form, which halves it) was meant for AlexNet at a small learning rate. The
+  importance grows with the square of the logits: in a ResNet of 50 classes it is 1 to 100 and more, a thousand times
+  that of EWC, and lambda 1 would freeze the network. With 1e-3 the pull on a convolution is about as strong as in EWC.
 """
 
 from __future__ import annotations
@@ -34,13 +36,13 @@ class MasConfig(ImportanceConfig):
         "squared",
     }
     ce: str = "new"
-    """Cross entropy over the logits of the new classes only, or of all seen: new or seen."""
+    """Classes whose logits enter the cross entropy: new (those of the current task) or seen (all so far)."""
     strength: float = 1e-3
-    """Lambda: weight of the penalty, lambda / 2 * sum of importance * (parameter - anchor)^2; fits squared=True."""
+    """Lambda in the penalty lambda / 2 * sum of importance * (parameter - anchor)^2. The default fits squared=True."""
     merge: str = "sum"
-    """Importances of several tasks: sum, average (weighted by classes) or half (of the old and of the new)."""
+    """How importances of tasks combine: sum, average (weighted by classes) or half (0.5 old + 0.5 new)."""
     squared: bool = True
-    """Gradients of the squared length of the logits, or of the length itself."""
+    """Take gradients of the squared length of the logits; else of the length."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,9 +56,9 @@ class Mas(ImportanceLearner):
     config: MasConfig
 
     def objective(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Length of the logits of all classes seen; labels play no part."""
-        lengths = logits.square().sum(1)
-        return (lengths if self.config.squared else lengths.sqrt()).sum()
+        """Length of the logits of all classes seen, squared by default. The labels are not used."""
+        squared_lengths = logits.square().sum(1)
+        return (squared_lengths if self.config.squared else squared_lengths.sqrt()).sum()
 
     def magnitude(self, gradients: Tensor) -> Tensor:
         return gradients.abs()

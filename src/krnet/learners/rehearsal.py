@@ -1,27 +1,10 @@
-"""iCaRL: exemplars chosen by herding, distillation of the old logits, and the nearest mean of exemplars as classifier.
+"""What iCaRL and LUCIR share: exemplars of old classes, and the row "nme" (nearest mean of exemplars).
 
-Rebuffi, Kolesnikov, Sperl and Lampert, "iCaRL: Incremental Classifier and Representation Learning" (CVPR 2017).
+    images of the task + exemplars -> rehearsal_batches -> the subclass's loss
+    end of a task: update_exemplars -> herding picks exemplars of its classes -> mean feature of each class
+    images -> predict -> rows "cnn" (the head's logits) and "nme"
 
-    task > 0:  images of the task + exemplars -> CE over all classes + beta T^2 KL(old logits || logits of old classes)
-    after it:  herding picks exemplars of the new classes; means of all exemplars' features -> row "nme"
-
-Reference setting: the iCaRL of LUCIR's repository (Hou et al. 2019), the source of the iCaRL-CNN and iCaRL-NME rows of
-LUCIR-style tables: CE and KL (T 2, beta 0.25, mean over the batch) in place of iCaRL's own sigmoids, 160 epochs for
-every task, lr 0.1 falling tenfold at half and three quarters, weight decay 5e-4, batch 128, 20 exemplars per class,
-ResNet-32 with shortcut B and last ReLU. iCaRL's own: 2,000 exemplars in all (memory="total"), lr 2 for 70 epochs.
-
-Deviations from that implementation:
-- NME means take in the exemplars mirrored left to right. The reference meant to, and reversed the colour channels
-  (its images have channels last). iCaRL's own code mirrors them. Off where the data set may not be mirrored.
-- Herding never chooses an image twice (exemplars.py).
-- memory="total" keeps floor(total / classes seen) of each class; the reference rounds up and so may exceed the total.
-- Epochs are laid end to end: no short batch at the end of each.
-- Test features are brought to unit length before distances are taken: the same nearest mean, since means are unit long.
-
-Stored between tasks: the exemplars' pixels and labels. Their means follow from them and the current network, and are
-computed again when a run is taken up.
-
-Rehearsal, the part without a loss, is what LUCIR builds on, too.
+Citations and deviations: icarl.py and lucir.py; herding: exemplars.py.
 """
 
 from __future__ import annotations
@@ -38,7 +21,7 @@ from torch import Tensor
 from krnet.config import check_choice, check_int
 from krnet.errors import SettingError
 from krnet.learners.base import Context, Learner, LearnerConfig
-from krnet.learners.exemplars import Exemplars, class_means, herd_classes, nearest
+from krnet.learners.exemplars import Exemplars, class_means, herd_classes, nearest_mean_scores
 from krnet.nn.heads import Classifier
 from krnet.train.classifier import ImageBatches, Images
 
@@ -53,15 +36,15 @@ class RehearsalConfig(LearnerConfig):
         "nme_flip",
     }
     memory: str = "per-class"
-    """Which number limits the exemplars: per-class (exemplars_per_class, growing) or total (memory_total, fixed)."""
+    """Limit of the memory: per-class (exemplars_per_class, grows with the classes) or total (memory_total, fixed)."""
     exemplars_per_class: int = 20
-    """Exemplars of every class, with memory per-class."""
+    """Exemplars per class, if memory is per-class."""
     memory_total: int = 2000
-    """Exemplars of all classes together, with memory total: every class gives up its last ones as others come."""
+    """Exemplars of all classes together, if memory is total: old classes drop exemplars as new classes arrive."""
     budget: int | None = None
-    """Most bytes of exemplars, their labels included: as many as fit, instead of the number that memory names."""
+    """Limit in bytes of all exemplars with their labels. Replaces the number of exemplars: as many are kept as fit."""
     nme_flip: bool = True
-    """Means of exemplars take in their mirror images, where the data set may be mirrored."""
+    """Include mirrored exemplars in the NME means, if the data set may be mirrored."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,10 +61,10 @@ class RehearsalConfig(LearnerConfig):
 
 
 class Rehearsal(Learner):
-    """A learner that keeps exemplars, trains on them beside each task's images, and has a row "nme"."""
+    """A learner that keeps exemplars, trains on them together with each task's images, and has a row "nme"."""
 
     config: RehearsalConfig
-    # LUCIR's repository has them for iCaRL, too.
+    # From LUCIR's repository, which uses them for iCaRL as well.
     large_images: ClassVar[Mapping[str, Any]] = {
         "base_epochs": 90,
         "epochs": 90,
@@ -93,68 +76,70 @@ class Rehearsal(Learner):
         super().__init__(context, config)
         self.exemplars = Exemplars.none(context.data.image_shape, self.device)
         self.num_classes = context.num_seen(context.split.num_tasks - 1)
-        if not self.per_class(self.num_classes):
+        if not self.num_per_class(self.num_classes):
             name = "memory_total" if config.budget is None else "budget"
-            least = self.num_classes * (1 if config.budget is None else self.exemplar_bytes)
+            minimum = self.num_classes * (1 if config.budget is None else self.exemplar_bytes)
             raise SettingError(
-                f"{name} is {getattr(config, name)}; expected at least {least}, for one exemplar of each of "
+                f"{name} is {getattr(config, name)}; expected at least {minimum}, for one exemplar of each of "
                 f"{self.num_classes} classes"
             )
         self.means = torch.empty(0, device=self.device)
 
     def frozen_copy(self) -> Classifier:
-        """The model as it is, to distil from."""
+        """Copy the current model, as the teacher of the distillation."""
         return copy.deepcopy(self.model).eval().requires_grad_(False)
 
-    def rehearsal(self) -> ImageBatches:
-        """Images of the current task and the exemplars of those before."""
+    def rehearsal_batches(self) -> ImageBatches:
+        """Batches of the current task's images and all exemplars."""
         c, context = self.config, self.context
         ids, seed = context.task_ids(self.task), context.seed_for(self.task)
-        return self.exemplars.joined(context.train, context.train_labels, ids, c.batch_size, seed, augmented=c.augment)
+        return self.exemplars.batches_with(
+            context.train, context.train_labels, ids, c.batch_size, seed, augmented=c.augment
+        )
 
     @property
     def exemplar_bytes(self) -> int:
         pixels, labels = self.exemplars.pixels, self.exemplars.labels
         return math.prod(pixels.shape[1:]) * pixels.element_size() + labels.element_size()
 
-    def per_class(self, num_seen: int) -> int:
-        """Exemplars of each class, when so many have been seen."""
+    def num_per_class(self, num_seen: int) -> int:
+        """Exemplars to keep of each class after `num_seen` classes."""
         c = self.config
         if c.budget is not None:
             return c.budget // (self.exemplar_bytes * (num_seen if c.memory == "total" else self.num_classes))
         return c.exemplars_per_class if c.memory == "per-class" else c.memory_total // num_seen
 
-    def remember(self) -> None:
-        """At the end of a task: exemplars of its classes, fewer of the others if need be, and everybody's means."""
+    def update_exemplars(self) -> None:
+        """At the end of a task: choose exemplars of its classes, drop some of older classes, compute all means."""
         context = self.context
-        per_class = self.per_class(context.num_seen(self.task))
+        per_class = self.num_per_class(context.num_seen(self.task))
         ids = context.task_ids(self.task)
         features = self.apply(self.model.features, context.train, ids)
         labels = context.train_labels[ids].to(self.device)
         chosen = herd_classes(features, labels, per_class)
         pixels = context.train.pixels[ids.to(self.device)[chosen]]
-        self.exemplars = self.exemplars.shrunk(per_class).extended(pixels, labels[chosen])
-        self.means = self._means()
+        self.exemplars = self.exemplars.truncate(per_class).append(pixels, labels[chosen])
+        self.means = self._exemplar_means()
 
-    def _means(self) -> Tensor:
+    def _exemplar_means(self) -> Tensor:
         images = Images(self.context.data, self.exemplars.pixels, self.device)
-        places, labels = torch.arange(len(images)), self.exemplars.labels
-        features = self.apply(self.model.features, images, places)
+        rows, labels = torch.arange(len(images)), self.exemplars.labels
+        features = self.apply(self.model.features, images, rows)
         if self.config.nme_flip and self.context.data.flip:
-            mirrored = self.apply(lambda x: self.model.features(x.flip(-1)), images, places)
+            mirrored = self.apply(lambda x: self.model.features(x.flip(-1)), images, rows)
             features, labels = torch.cat([features, mirrored]), labels.repeat(2)
         return class_means(features, labels, self.context.num_seen(self.task))
 
     def predict(self, images: Tensor) -> dict[str, Tensor]:
         features = self.model.features(images)
-        return {"cnn": self.model.head(features), "nme": nearest(features, self.means)}
+        return {"cnn": self.model.head(features), "nme": nearest_mean_scores(features, self.means)}
 
     def extra_state(self) -> dict[str, Tensor]:
         return {"exemplars": self.exemplars.pixels, "exemplar_labels": self.exemplars.labels}
 
     def load_extra_state(self, state: dict[str, Tensor]) -> None:
         self.exemplars = Exemplars(state["exemplars"].to(self.device), state["exemplar_labels"].to(self.device))
-        self.means = self._means()
+        self.means = self._exemplar_means()
 
     def storage_bytes(self) -> dict[str, int]:
         return self.exemplars.storage_bytes()

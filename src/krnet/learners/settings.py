@@ -1,4 +1,7 @@
-"""The settings that a method gets: its own, those that follow from the data, a preset's, and the caller's above all."""
+"""Resolve the settings of each method.
+
+defaults of the method < defaults for the image size < preset < settings of the caller     (the later wins)
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from krnet.learners import base
 
 
 def defaults_for(data: DataSet, method: str) -> dict[str, Any]:
-    """Settings that follow from the size of the images, where the learners' own are for CIFAR's 32 pixels."""
+    """Defaults for the image size of this data set; the learners' own defaults are meant for CIFAR's 32 pixels."""
     size = max(data.image_shape[1:])
     if size <= 16:
         return {"backbone": "resnet8", "fixed_layers": 5, "base_epochs": 20, "epochs": 20, "batch_size": 64}
@@ -28,23 +31,25 @@ def defaults_for(data: DataSet, method: str) -> dict[str, Any]:
 def settings_of(
     methods: Sequence[str], given: Mapping[str, Any], data: DataSet, preset: str | None = None
 ) -> dict[str, dict[str, Any]]:
-    """What each method is given of the caller's settings: those that it has. One that none has is refused.
+    """By method: the settings to make its config from. Each method gets only those settings that it has.
 
-    preset  settings to start from, of the methods that have some of that name (gfr: own)
+    A setting that none of the methods has raises an error.
+
+    preset  name of a set of settings to start from, for the methods that have it (gfr: own)
     """
     presets = {m: base.get_learner(m).presets for m in methods}
-    if preset is not None and not any(preset in found for found in presets.values()):
-        known_presets = sorted({name for found in presets.values() for name in found})
+    if preset is not None and not any(preset in named for named in presets.values()):
+        known_presets = sorted({name for named in presets.values() for name in named})
         raise SettingError(f"preset is {preset!r}; these methods have {', '.join(known_presets) or 'none'}")
     known = {m: {f.name for f in fields(base.get_learner(m).config_class)} for m in methods}
     for name in given:
         if not any(name in names for names in known.values()):
-            having = [
+            owners = [
                 m for m in base.learner_names() if name in {f.name for f in fields(base.get_learner(m).config_class)}
             ]
-            if having:
+            if owners:
                 raise SettingError(
-                    f"unknown setting {name!r} of {', '.join(methods)}: it is one of {', '.join(having)}. Leave it out"
+                    f"unknown setting {name!r} of {', '.join(methods)}: it is one of {', '.join(owners)}. Leave it out"
                 )
             raise unknown_setting(name, set().union(*known.values()))
     merged = {m: {**defaults_for(data, m), **presets[m].get(preset or "", {}), **given} for m in methods}

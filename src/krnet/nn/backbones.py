@@ -1,16 +1,16 @@
-"""Residual networks for class-incremental learning, their classifiers, and the cut into trunk (F1) and head (F2).
+"""Backbones for class-incremental learning: residual networks, and the cut into trunk (F1) and tail.
 
     images (B, 3, H, W) -> stem -> blocks -> maps (B, C, h, w) -> blocks -> mean -> features (B, D) -> head -> logits
                            '-- trunk F1 --'                       '--- tail ---'
                                                                   '-------- F2 = Classifier(tail, head) -----'
 
-`build` makes a backbone by name, or with the caller's own function; `cut` splits it. Trunk and tail are the backbone's
-own modules, not copies of them: what trains one trains the other.
+`build` makes a backbone by name, or with the caller's own function; `cut` splits it. Trunk and tail share the
+backbone's modules: training one trains the other. heads.py holds the heads and Classifier.
 
-He et al., "Deep Residual Learning for Image Recognition" (2016); the cosine head and the missing last ReLU are Hou et
-al., "Learning a Unified Classifier Incrementally via Rebalancing" (LUCIR, 2019). Convolutions start as LUCIR's do, also
-in the small-image ResNet-18, where GFR keeps PyTorch's default. iCaRL's own ResNet-32, which pads channels on both
-sides, is not among them.
+He et al., "Deep Residual Learning for Image Recognition" (2016). The option to leave out the last ReLU is from Hou et
+al., "Learning a Unified Classifier Incrementally via Rebalancing" (LUCIR, 2019). Deviations: all convolutions are
+initialised as LUCIR's, also in the small-image ResNet-18, where GFR keeps PyTorch's default. iCaRL's ResNet-32, whose
+shortcut pads channels on both sides, is not provided.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from krnet.config import check_choice, check_int
 from krnet.errors import SettingError
 from krnet.nn.layers import batch_norm_act
 
-SHORTCUTS = ("A", "B")
+SHORTCUTS = ("A", "B")  # as He et al. name them: A pads with zeros, B is a 1x1 convolution
 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """What tells one residual network of basic blocks from another."""
+    """Sizes of a residual network of basic blocks."""
 
     widths: tuple[int, ...]
     """Channels of each stage; every stage after the first starts by halving height and width."""
@@ -45,22 +45,22 @@ class Architecture:
 
 
 class Backbone(Protocol):
-    """Any module of images (B, C, H, W) -> features (B, feature_dim) that can be cut, by name, into trunk and tail."""
+    """Any module that maps images (B, C, H, W) to features (B, feature_dim) and can be cut into trunk and tail."""
 
     feature_dim: int
 
     @property
     def cuts(self) -> Sequence[int | str]:
-        """Where it can be cut."""
+        """Values that `cut` accepts."""
 
     def cut(self, at: Any) -> tuple[nn.Module, nn.Module]:
-        """Trunk and tail: its own modules, not copies of them."""
+        """Trunk and tail, which share the modules of the backbone."""
 
     def __call__(self, images: Tensor) -> Tensor: ...
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """Batch normalisation that can be told to keep its statistics (freeze_batchnorm)."""
+    """Batch normalisation whose statistics can be frozen (freeze_batchnorm)."""
 
     frozen = False
 
@@ -70,7 +70,7 @@ class BatchNorm(nn.BatchNorm2d):
 
 
 def freeze_batchnorm(module: nn.Module, frozen: bool = True) -> None:
-    """Normalise by the running statistics and leave them as they are, also under .train(); scale and shift still train.
+    """Make .train() keep the running statistics fixed and normalise by them; scale and shift still train.
 
     Like .training, this is a mode and not part of the state_dict.
     """
@@ -83,7 +83,7 @@ def freeze_batchnorm(module: nn.Module, frozen: bool = True) -> None:
 
 
 class ConvNorm(nn.Sequential):
-    """Convolution, BatchNorm and, if there is a third layer, ReLU, in few kernels; then what else there is."""
+    """Convolution, then BatchNorm fused with the ReLU if a third layer is given, then all further layers."""
 
     def forward(self, x: Tensor) -> Tensor:
         conv, norm, *rest = self
@@ -95,7 +95,7 @@ class ConvNorm(nn.Sequential):
 
 
 class PadShortcut(nn.Module):
-    """Option A: every second value, and zeros for the channels that are new."""
+    """Option A: every stride-th row and column, and zeros as the new channels."""
 
     def __init__(self, c_in: int, c_out: int, stride: int):
         super().__init__()
@@ -162,11 +162,12 @@ class ResNet(nn.Module):
 
     @property
     def cuts(self) -> tuple[int, ...]:
-        """Numbers of layers after which it can be cut: the stem is one, each basic block two more."""
+        """Numbers of layers after which it can be cut: the stem has one layer, each basic block two."""
         return tuple(range(1, 2 * len(self.blocks) + 2, 2))
 
     def cut(self, at: int) -> tuple[nn.Sequential, nn.Sequential]:
-        """Counted as in the paper, where the classifier is the last layer of F2: ResNet-32 cut after 23 leaves 9."""
+        """Cut after `at` layers, counted as in the KRNet paper: F2's last layer is the classifier, so ResNet-32 cut
+        after 23 layers leaves 9."""
         blocks, num_blocks = list(self.blocks), self.cuts.index(at)
         return nn.Sequential(self.stem, *blocks[:num_blocks]), nn.Sequential(*blocks[num_blocks:], *self.pool)
 
@@ -181,7 +182,7 @@ class ResNet(nn.Module):
 # ------------------------------------------------------------------ by name
 
 Factory = Callable[..., nn.Module]
-"""in_channels=3, and what else it takes of shortcut and last_relu -> a Backbone."""
+"""factory(in_channels=3, and optionally shortcut=, last_relu=) -> Backbone."""
 BACKBONES: dict[str, Factory] = {}
 
 
@@ -205,10 +206,10 @@ for _name, _architecture in ARCHITECTURES.items():
 
 
 def build(backbone: str | Factory, *, in_channels: int = 3, **options: Any) -> Any:
-    """A new Backbone, by name or by what makes it; of the options it is given those that it takes.
+    """Make a Backbone from its registered name or from a factory. Options that the factory does not take are dropped.
 
-    shortcut   of a ResNet: A pads with zeros (PyCIL), B projects (LUCIR)
-    last_relu  of a ResNet: LUCIR's cosine head goes without the last one
+    shortcut   (ResNet) A pads with zeros, as PyCIL; B is a 1x1 convolution, as LUCIR
+    last_relu  (ResNet) False leaves out the last ReLU, as LUCIR does before its cosine head
     """
     factory = backbone if callable(backbone) else BACKBONES.get(backbone)
     if factory is None:
@@ -216,15 +217,15 @@ def build(backbone: str | Factory, *, in_channels: int = 3, **options: Any) -> A
         hint = f"did you mean {near[0]!r}?" if near else f"known backbones: {', '.join(BACKBONES)}"
         raise SettingError(f"unknown backbone {backbone!r}; {hint}")
     parameters = inspect.signature(factory).parameters
-    takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-    chosen = {name: value for name, value in options.items() if takes_all or name in parameters}
-    made = factory(in_channels=in_channels, **chosen)
-    if not isinstance(made, nn.Module) or not isinstance(getattr(made, "feature_dim", None), int):
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    chosen = {name: value for name, value in options.items() if takes_any or name in parameters}
+    module = factory(in_channels=in_channels, **chosen)
+    if not isinstance(module, nn.Module) or not isinstance(getattr(module, "feature_dim", None), int):
         raise SettingError(
-            f"backbone {backbone_name(backbone)} makes a {type(made).__name__}; expected a module with feature_dim, "
+            f"backbone {backbone_name(backbone)} makes a {type(module).__name__}; expected a module with feature_dim, "
             f"the length of its feature vectors"
         )
-    return made
+    return module
 
 
 def backbone_name(backbone: str | Factory) -> str:
@@ -240,6 +241,6 @@ def cut(backbone: Any, at: int | str) -> tuple[nn.Module, nn.Module]:
         possible = ", ".join(map(str, cuts)) or "none: it has no cuts, a property and a method cut(at)"
         raise SettingError(f"cannot cut after {at!r} layers; possible: {possible}")
     trunk, tail = backbone.cut(at)
-    # A new module would say it is training, whatever its parts do.
+    # The nn.Sequential objects are new and would report training mode, whatever their layers are in.
     trunk.training = tail.training = backbone.training
     return trunk, tail

@@ -1,16 +1,10 @@
-"""Residual networks for class-incremental learning, their classifiers, and the cut into trunk (F1) and head (F2).
+"""Heads that grow class after class, and the classifier of a backbone and a head.
 
-    images (B, 3, H, W) -> stem -> blocks -> maps (B, C, h, w) -> blocks -> mean -> features (B, D) -> head -> logits
-                           '-- trunk F1 --'                       '--- tail ---'
-                                                                  '-------- F2 = Classifier(tail, head) -----'
+    features (B, feature_dim) -> LinearHead or CosineHead           -> logits (B, num_classes)
+    images or feature maps    -> Classifier = backbone or tail, head -> logits (B, num_classes)
 
-`build` makes a backbone by name, `cut` splits it after so many layers. Trunk and tail are the backbone's own modules,
-not copies of them: what trains one trains the other.
-
-He et al., "Deep Residual Learning for Image Recognition" (2016); the cosine head and the missing last ReLU are Hou et
-al., "Learning a Unified Classifier Incrementally via Rebalancing" (LUCIR, 2019). Convolutions start as LUCIR's do, also
-in the small-image ResNet-18, where GFR keeps PyTorch's default. iCaRL's own ResNet-32, which pads channels on both
-sides, is not among them.
+The cosine head and its imprinting are from Hou et al., "Learning a Unified Classifier Incrementally via Rebalancing"
+(LUCIR, 2019).
 """
 
 from __future__ import annotations
@@ -24,10 +18,10 @@ from krnet.errors import SettingError
 
 
 class Head(nn.Module):
-    """One row of weights per class, in one part per task.
+    """A weight row for each class, stored as one part (an nn.Linear) for each task.
 
-    Parts keep their names and shapes as the head grows: old rows can be frozen or left out of an optimizer, and an
-    importance measured for them (EWC, MAS) still fits.
+    Parts keep their names and shapes as the head grows. Old rows can be frozen or left out of an optimizer, and
+    importances measured for them (EWC, MAS) still match.
     """
 
     def __init__(self, feature_dim: int, num_classes: int, *, bias: bool):
@@ -50,16 +44,17 @@ class Head(nn.Module):
         return torch.cat([part.weight for part in self.linears])
 
     def grow(self, num_new: int) -> None:
-        """Add a part for so many new classes; the other parts stay as they are.
+        """Add a part for `num_new` classes; the other parts stay as they are.
 
-        Drawn on the CPU, so that every device gets the same numbers. An optimizer made before does not know it.
+        Its weights are drawn on the CPU, so that every device gets the same numbers. An optimizer made earlier does
+        not contain them.
         """
         check_int("num_new", num_new, 1)
         part = nn.Linear(self.feature_dim, num_new, bias=self.has_bias)
         self.parts.append(part.to(self.linears[0].weight) if len(self.parts) else part)
 
     def freeze_old(self) -> None:
-        """Only the latest part trains on."""
+        """Freeze all parts but the latest."""
         for part in self.linears[:-1]:
             part.requires_grad_(False)
 
@@ -71,12 +66,12 @@ class LinearHead(Head):
         super().__init__(feature_dim, num_classes, bias=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        # One product over all parts: one per task would be a dozen kernels in the training step.
+        # One product over all parts: one product per task would add a dozen kernels to a training step.
         return F.linear(x, self.weight, torch.cat([part.bias for part in self.linears]))
 
 
 class CosineHead(Head):
-    """LUCIR's: the cosine between features and each row, times one learned scale."""
+    """LUCIR's head: the cosine between features and each row, times one learned scale."""
 
     def __init__(self, feature_dim: int, num_classes: int):
         super().__init__(feature_dim, num_classes, bias=False)
@@ -85,7 +80,7 @@ class CosineHead(Head):
     def cosine(self, x: Tensor) -> Tensor:
         """Cosines (B, num_classes) without the scale."""
         rows = self.weight
-        # In bf16 cosines near 1 come in steps of 1/256, which the scale enlarges: too coarse for a margin.
+        # Not in bf16: there, cosines near 1 are multiples of 1/256, and times the scale too coarse for a margin loss.
         with torch.autocast(x.device.type, enabled=False):
             return F.linear(F.normalize(x.to(rows.dtype), dim=1), F.normalize(rows, dim=1))
 
@@ -94,8 +89,8 @@ class CosineHead(Head):
 
     @torch.no_grad()
     def imprint(self, new_rows: Tensor) -> None:
-        """Start the latest part from these rows (the mean normalised features of its classes), each brought to the
-        mean length of the rows before, as LUCIR does."""
+        """Set the weights of the latest part to `new_rows` (the mean normalised features of its classes), each scaled
+        to the mean length of the older rows, as LUCIR does."""
         *old, new = self.linears
         assert old, "imprinting takes its length from older rows; grow the head first"
         if new_rows.shape != new.weight.shape:
@@ -105,7 +100,7 @@ class CosineHead(Head):
 
 
 class Classifier(nn.Module):
-    """A backbone and its head; with the tail of a cut in the backbone's place, the F2 that reads feature maps."""
+    """A backbone and its head. With the tail of a cut as its backbone, it is the F2 that reads feature maps."""
 
     def __init__(self, backbone: nn.Module, head: Head):
         super().__init__()

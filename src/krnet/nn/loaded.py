@@ -1,8 +1,8 @@
-"""Networks from files: heads that read feature maps, and trunks that make them of images.
+"""Load networks from files: heads that classify feature maps, and trunks that compute them from images.
 
-x.pt2 (torch.export), x.pt (TorchScript), the folder of a `krnet learn kril` run
-    -> read_head  -> Head: feature maps (B, *shape) -> logits     are replays still worth learning from?
-    -> read_trunk -> Trunk: images (B, C, H, W) -> feature maps   what recordings of images are replayed through
+x.pt2 (torch.export), x.pt (TorchScript), or the folder of a `krnet learn kril` run
+    -> read_head  -> LoadedHead: feature maps (B, *shape) -> logits (B, classes)   measures replay accuracy
+    -> read_trunk -> LoadedTrunk: images (B, C, H, W) -> feature maps (B, *shape)  replays recorded images
 """
 
 from __future__ import annotations
@@ -23,64 +23,70 @@ from krnet.io.atomic import AnyPath, read_json
 from krnet.io.header import digest as file_digest
 from krnet.nn import backbones, heads
 
-HEAD_BATCH = 512
+HEAD_BATCH = 512  # samples per call of a network that accepts any batch size
 
 
 class Loaded(nn.Module):
-    """A network from a file, for batches of any size, in the mode in which it judges."""
+    """A network from a file, in evaluation mode, that accepts batches of any size."""
 
     kind: ClassVar[str]
-    reads: ClassVar[str]
-    makes: ClassVar[str]
-    wanted: ClassVar[str]
-    """What to give where this one does not fit."""
+    """What the network is called in messages."""
+    input_noun: ClassVar[str]
+    """What it reads, in messages."""
+    output_noun: ClassVar[str]
+    """What it returns, in messages."""
+    remedy: ClassVar[str]
+    """What the user should pass instead of a network that does not fit."""
 
-    def __init__(self, name: str, module: nn.Module, batch: int | None = None, *, digest: str):
-        """`batch`: the only size that it takes, where it was exported for one."""
+    def __init__(self, name: str, module: nn.Module, fixed_batch: int | None = None, *, digest: str):
+        """`fixed_batch`: the only batch size that the module accepts, if it was exported for one."""
         super().__init__()
-        self.name, self.module, self.digest, self.batch = name, module, digest, batch
+        self.name, self.module, self.digest, self.fixed_batch = name, module, digest, fixed_batch
 
     def train(self, mode: bool = True) -> Loaded:
-        return self  # programs of torch.export have one mode, and refuse to be asked for another
+        return self  # a torch.export program has one mode and raises an error if asked for another
 
     def __deepcopy__(self, memo: Any) -> Loaded:
-        return self  # nobody trains it, and it is on its device: whoever wants a copy can share it
+        return self  # it is never trained and stays on its device, so copies can share it
 
     def forward(self, x: Tensor) -> Tensor:
-        found = []
-        for part in x.split(self.batch or HEAD_BATCH):
-            # An exported module may take one size only, and none takes a single sample where it was shown several.
-            missing = (self.batch or min(2, len(x))) - len(part)
-            filled = torch.cat([part, part[-1:].expand(max(0, missing), *part.shape[1:])])
+        outputs = []
+        for part in x.split(self.fixed_batch or HEAD_BATCH):
+            # A module exported for one batch size refuses all others. One exported with several samples refuses a
+            # single sample. Copies of the last sample pad the part.
+            num_missing = (self.fixed_batch or min(2, len(x))) - len(part)
+            padded = torch.cat([part, part[-1:].expand(max(0, num_missing), *part.shape[1:])])
             try:
-                made = self.module(filled)
+                output = self.module(padded)
             except (RuntimeError, ValueError, TypeError, AssertionError) as error:
                 why = str(error).strip().rpartition("\n")[2][:200]  # TorchScript begins with pages of traceback
                 raise InputError(
-                    f"{self.name}: refuses {self.reads} of shape {tuple(part.shape[1:])} ({why}). Give {self.wanted}"
+                    f"{self.name}: refuses {self.input_noun} of shape {tuple(part.shape[1:])} ({why}). "
+                    f"Give {self.remedy}"
                 ) from error
-            if not self.fits(made, len(filled)):
-                shape = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
+            if not self.is_valid_output(output, len(padded)):
+                shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
                 raise InputError(
-                    f"{self.name}: gives {shape} for {len(filled)} samples; expected {self.makes}. Give {self.wanted}"
+                    f"{self.name}: gives {shape} for {len(padded)} samples; expected {self.output_noun}. "
+                    f"Give {self.remedy}"
                 )
-            found.append(made[: len(part)])
-        return torch.cat(found)
+            outputs.append(output[: len(part)])
+        return torch.cat(outputs)
 
-    def fits(self, made: object, num_samples: int) -> bool:
-        return isinstance(made, Tensor) and made.shape[:1] == (num_samples,)
+    def is_valid_output(self, output: object, num_samples: int) -> bool:
+        return isinstance(output, Tensor) and output.shape[:1] == (num_samples,)
 
 
 class LoadedHead(Loaded):
     """Feature maps (B, *shape) -> logits (B, classes)."""
 
-    kind, reads, makes = "head", "feature maps", "logits of each class"
-    wanted = "the head that reads these features"
+    kind, input_noun, output_noun = "head", "feature maps", "logits of each class"
+    remedy = "the head that reads these features"
 
     @property
     def trainable(self) -> nn.Module | None:
-        """To be looked through while a network is fitted; not where it takes one size of batch only."""
-        return Unfused(self.module) if self.batch is None else None
+        """The module to backpropagate through while a recorder is fitted; None if it has a fixed batch size."""
+        return Unfused(self.module) if self.fixed_batch is None else None
 
     @torch.no_grad()
     def logits(self, features: Tensor) -> Tensor:
@@ -88,10 +94,11 @@ class LoadedHead(Loaded):
             logits: Tensor = self(features)
         return logits
 
-    def fits(self, made: object, num_samples: int) -> bool:
-        return super().fits(made, num_samples) and isinstance(made, Tensor) and made.dim() == 2
+    def is_valid_output(self, output: object, num_samples: int) -> bool:
+        return super().is_valid_output(output, num_samples) and isinstance(output, Tensor) and output.dim() == 2
 
     def num_right(self, features: Tensor, labels: Tensor) -> int:
+        """Number of samples whose largest logit is that of their label."""
         logits = self.logits(features)
         first, last = (int(edge) for edge in labels.aminmax())
         if first < 0 or last >= logits.shape[1]:
@@ -105,22 +112,22 @@ class LoadedHead(Loaded):
 class LoadedTrunk(Loaded):
     """Normalised images (B, C, H, W) -> feature maps (B, *shape)."""
 
-    kind, reads, makes = "trunk", "images", "a feature map of each"
-    wanted = "the trunk that made the features of these images"
+    kind, input_noun, output_noun = "trunk", "images", "a feature map of each"
+    remedy = "the trunk that made the features of these images"
 
 
 Kind = TypeVar("Kind", LoadedHead, LoadedTrunk)
 
 
 class Unfused(nn.Module):
-    """TorchScript without its fuser, which would compile in the middle of a CUDA graph."""
+    """TorchScript without its fuser, which would compile during the capture of a CUDA graph."""
 
     def __init__(self, module: nn.Module):
         super().__init__()
         self.module = module
 
     def __deepcopy__(self, memo: Any) -> Unfused:
-        with warnings.catch_warnings():  # of a program of torch.export, about torch's own classes
+        with warnings.catch_warnings():  # copying a torch.export program warns of torch's own classes
             warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
             return Unfused(copy.deepcopy(self.module, memo))
 
@@ -130,18 +137,18 @@ class Unfused(nn.Module):
 
 
 def read_head(path: AnyPath, device: torch.device) -> LoadedHead:
-    """torch.export (.pt2), TorchScript, or the folder of a `krnet learn kril` run: its F2 and classifier."""
+    """Read a head from a torch.export (.pt2) or TorchScript file, or the F2 and classifier of a KRIL run's folder."""
     return _read(LoadedHead, Path(path), device)
 
 
 def read_trunk(path: AnyPath, device: torch.device) -> LoadedTrunk:
-    """torch.export (.pt2), TorchScript, or the folder of a `krnet learn kril` run: its F1."""
+    """Read a trunk from a torch.export (.pt2) or TorchScript file, or the F1 of a KRIL run's folder."""
     return _read(LoadedTrunk, Path(path), device)
 
 
 def _read(kind: type[Kind], path: Path, device: torch.device) -> Kind:
     if path.is_dir():
-        trunk, head, checksum = _network_of_run(path)
+        trunk, head, checksum = _load_run(path)
         return kind(path.name, (head if kind is LoadedHead else trunk).to(device).eval(), digest=checksum)
     if not path.is_file():
         raise InputError(
@@ -149,15 +156,15 @@ def _read(kind: type[Kind], path: Path, device: torch.device) -> Kind:
         )
     digest = file_digest(path.read_bytes())
     try:
-        held = {name.rpartition("/")[2] for name in zipfile.ZipFile(path).namelist()}
-        if "constants.pkl" in held:
+        members = {name.rpartition("/")[2] for name in zipfile.ZipFile(path).namelist()}
+        if "constants.pkl" in members:
             return kind(path.name, torch.jit.load(str(path), map_location=device).eval(), digest=digest)
-        if held & {"archive_format", "serialized_exported_program.json"}:
-            return kind(path.name, *_exported(path, device), digest=digest)
-        found = "a file of weights alone" if "data.pkl" in held else "some other archive"
+        if members & {"archive_format", "serialized_exported_program.json"}:
+            return kind(path.name, *_load_exported(path, device), digest=digest)
+        found = "a file of weights alone" if "data.pkl" in members else "some other archive"
     except zipfile.BadZipFile:
         found = "not an archive"
-    except Exception as error:  # whatever torch makes of a damaged file, or of one from another version
+    except Exception as error:  # torch raises errors of many types for a damaged file or another version's
         found = f"it does not load: {str(error).strip()[:200]}"
     raise InputError(
         f"{path}: {found}; expected TorchScript or a torch.export program. Save the {kind.kind} with "
@@ -165,20 +172,20 @@ def _read(kind: type[Kind], path: Path, device: torch.device) -> Kind:
     )
 
 
-def _exported(path: Path, device: torch.device) -> tuple[nn.Module, int | None]:
-    """The module, and the batch size where it takes one only."""
+def _load_exported(path: Path, device: torch.device) -> tuple[nn.Module, int | None]:
+    """The module, and its batch size if it was exported for a single one."""
     from torch.export.passes import move_to_device_pass
 
     with path.open("rb") as file:
         program = torch.export.load(file)
-    wanted = program.graph_signature.user_inputs[0]
-    example = next(node for node in program.graph.nodes if node.name == wanted).meta["val"]
+    input_name = program.graph_signature.user_inputs[0]
+    example = next(node for node in program.graph.nodes if node.name == input_name).meta["val"]
     moved = program if example.device == device else move_to_device_pass(program, device)
     return moved.module(), example.shape[0] if isinstance(example.shape[0], int) else None
 
 
-def _network_of_run(folder: Path) -> tuple[nn.Module, nn.Module, str]:
-    """F1 of a KRIL run; F2, that is the layers after the cut, and the classifier of all classes so far; a checksum."""
+def _load_run(folder: Path) -> tuple[nn.Module, nn.Module, str]:
+    """Read a KRIL run's folder: F1; F2, which is the layers after the cut and the classifier; the file's checksum."""
     try:
         run = read_json(folder / "settings.json")
         method, settings = run["method"], run["settings"]
@@ -198,7 +205,8 @@ def _network_of_run(folder: Path) -> tuple[nn.Module, nn.Module, str]:
     kept = archive.open_archive(path)
     state = {name: kept.tensor(name) for name in kept.names if name.startswith("model.")}
     try:
-        parts = [state[f"model.head.parts.{i}.weight"] for i in range(sum(".parts." in name for name in state) // 2)]
+        num_parts = sum(".parts." in name for name in state) // 2  # each part has a weight and a bias
+        parts = [state[f"model.head.parts.{i}.weight"] for i in range(num_parts)]
         backbone = backbones.build(
             settings["backbone"], in_channels=next(tensor.shape[1] for tensor in state.values() if tensor.dim() == 4),
             shortcut=settings["shortcut"], last_relu=settings["last_relu"],

@@ -1,10 +1,10 @@
-"""Muon: steps along the nearest orthogonal matrix of the momentum, for every matrix of a network.
+"""Muon: an optimizer that updates each matrix by the orthogonal matrix nearest to its momentum.
 
-    momentum (r, c) -> orthogonalise -> step of the size that Adam would take
+    momentum (r, c) -> orthogonalise -> update (r, c) of the size of an Adam step
 
 Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024); the step size is matched to Adam's
-as in Liu et al., "Muon is scalable for LLM training" (2025). Not torch.optim.Muon, which takes no convolutions and
-multiplies in bfloat16 on every device: some CPUs advertise that and crash on it.
+as in Liu et al., "Muon is scalable for LLM training" (2025). We do not use torch.optim.Muon: it refuses convolutions
+and multiplies in bfloat16 on every device, which crashes on some CPUs that advertise it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # the quintic of the reference implementation
-STEPS = 5
+# Newton-Schulz iteration of the reference implementation: x -> a x + b (x x^T) x + c (x x^T)^2 x, (a, b, c) as here.
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+NUM_STEPS = 5
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
-    """U V^T of each matrix U S V^T of a batch (k, r, c), singular values brought to about 0.7 .. 1.2.
+    """Approximate U V^T for each matrix U S V^T of a batch (k, r, c); the singular values end at about 0.7 to 1.2.
 
-    Iterating on the small Gram matrix alone would save three quarters of the products, and fails: rounding (tf32)
+    Iterating on the small Gram matrix alone would save three quarters of the products, but it diverges: tf32 rounding
     makes its smallest eigenvalues negative, and each step multiplies those by twelve.
     """
     return _orthogonalise_cuda(matrices) if matrices.is_cuda else _orthogonalise(matrices)
@@ -32,8 +33,8 @@ def _orthogonalise(matrices: Tensor) -> Tensor:
     x = matrices / (torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True) + 1e-12)
     tall = x.shape[1] >= x.shape[2]
     a, b, c = COEFFICIENTS
-    for _ in range(STEPS):
-        # On the side where the Gram matrix is small; transposing the large one instead would cost a copy.
+    for _ in range(NUM_STEPS):
+        # Take the smaller of the two Gram matrices; transposing x instead would cost a copy.
         gram = x.mT @ x if tall else x @ x.mT
         factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         x = torch.baddbmm(x, x, factor, beta=a) if tall else torch.baddbmm(x, factor, x, beta=a)
@@ -41,12 +42,12 @@ def _orthogonalise(matrices: Tensor) -> Tensor:
 
 
 def _orthogonalise_cuda(matrices: Tensor) -> Tensor:
-    """The same in bf16, with all that is not a product done on the small matrices: the large one is only multiplied."""
+    """The same in bf16. Scaling and adding happen on the small Gram matrices, so the large x is only multiplied."""
     x = matrices.to(torch.bfloat16)
     scale = 1 / (torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True, dtype=torch.float32) + 1e-12)
     tall = x.shape[1] >= x.shape[2]
     a, b, c = COEFFICIENTS
-    for step in range(STEPS):
+    for step in range(NUM_STEPS):
         gram = x.mT @ x if tall else x @ x.mT
         if step == 0:
             gram = (gram * scale**2).to(torch.bfloat16)
@@ -59,8 +60,10 @@ def _orthogonalise_cuda(matrices: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, then orthogonalise; `lr` (a number or a tensor) means what it means for Adam. Kernels count as
-    output x rest."""
+    """Update each parameter by its orthogonalised momentum. `lr`, a number or a tensor, has the same scale as Adam's.
+
+    A convolution kernel counts as a matrix of (output channels, all other axes).
+    """
 
     def __init__(self, params: Iterable[Tensor], lr: float | Tensor, momentum: float = 0.95):
         super().__init__(params, {"lr": lr, "momentum": momentum})
@@ -68,7 +71,7 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            # Matrices of one shape go together: a network has few shapes, and each product is a launch.
+            # Matrices of one shape share a batched product: each product is one kernel launch.
             by_shape: dict[torch.Size, list[Tensor]] = {}
             for p in group["params"]:
                 if p.grad is not None:
@@ -76,16 +79,16 @@ class Muon(torch.optim.Optimizer):
             for (rows, columns), params in by_shape.items():
                 momenta = [self._momentum(p, group["momentum"]).flatten(1) for p in params]
                 updates = orthogonalise(momenta[0][None] if len(momenta) == 1 else torch.stack(momenta))
-                # An orthogonal matrix has entries of about max(rows, columns) ** -0.5; Adam's steps are about 0.2 lr.
+                # Entries of an orthogonal matrix are about max(rows, columns) ** -0.5; Adam's steps are about 0.2 lr.
                 step_size = group["lr"] * (0.2 * max(rows, columns) ** 0.5)
                 for p, update in zip(params, updates, strict=True):
-                    if isinstance(step_size, Tensor):  # a graph reads the learning rate from memory
+                    if isinstance(step_size, Tensor):  # a CUDA graph reads the learning rate from memory
                         p.addcmul_(update.view_as(p), step_size, value=-1)
                     else:
                         p.add_(update.view_as(p), alpha=-step_size)
 
     def _momentum(self, p: Tensor, decay: float) -> Tensor:
-        """The gradient, blended with its running mean (Nesterov's way)."""
+        """Nesterov momentum: the gradient, blended with its running mean."""
         assert p.grad is not None
         state = self.state[p]
         if not state:

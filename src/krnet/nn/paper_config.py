@@ -1,7 +1,10 @@
-"""Sizes of the paper's networks, and its presets. Nothing here needs torch.
+"""Sizes of the paper's network, and its presets. Nothing here needs torch.
 
-DecoderConfig   the decoder alone, which the autoencoder has as well
+DecoderConfig   the decoder alone, which the autoencoder uses too
 NetworkConfig   the whole KRNet: batched ID embedding and decoder
+PRESETS         the paper's table of sizes
+
+Zhang et al., "KRNet: Towards Efficient Knowledge Replay" (2022).
 """
 
 from __future__ import annotations
@@ -13,9 +16,9 @@ from krnet.config import check_choice, check_int, check_range
 from krnet.errors import SettingError
 
 CONVOLUTIONS = ("depthwise", "full")
-KERNEL = 5  # of the deconvolution
+KERNEL = 5  # width of the deconvolution kernel
 GEOMETRY = frozenset({"channels", "height", "width", "vector"})
-"""Settings that follow from the features."""
+"""Settings that are computed from the features, not chosen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +34,9 @@ class DecoderConfig:
     vector: bool = False
     """Features are vectors: the spatial layers are left out."""
     d0: int
-    """Width of the first FC layer of the decoder."""
+    """Outputs of the first FC layer of the decoder."""
     c0: int
-    """Channels before the deconvolution; for a vector, width of the second FC layer."""
+    """Channels before the deconvolution; for a vector, outputs of the second FC layer."""
     c1: int
     """Channels after the deconvolution."""
     stride: int = 1
@@ -43,8 +46,8 @@ class DecoderConfig:
     conv_after: str = "full"
     """3x3 convolutions after the deconvolution: depthwise or full."""
     last_norm: bool = False
-    """GroupNorm in the last module, as in the paper. It gives every sample the same mean and variance; without
-    it (a scale and shift per channel instead) each keeps its own amplitude, and only Muon fits it well."""
+    """GroupNorm in the last module, as in the paper. It gives every sample the same mean and variance. Off: a scale and
+    a shift per channel, so that each sample keeps its amplitude; only Muon fits this well."""
 
     def __post_init__(self) -> None:
         for name in ("channels", "height", "width", "d0", "c0", "c1"):
@@ -53,7 +56,7 @@ class DecoderConfig:
         start_area = self.start_size[0] * self.start_size[1]
         self._check_normed("d0", self.d0)
         self._check_normed("c0", self.c0 * start_area)
-        # A GroupNorm over a single value would leave nothing of it.
+        # GroupNorm turns a group of a single value into 0.
         area = self.height * self.width
         if not self.vector and self.c1 * area <= 2:
             raise SettingError(f"c1 is {self.c1}; GroupNorm on maps of one value needs more than 2 channels")
@@ -74,7 +77,7 @@ class DecoderConfig:
 
     @property
     def output_padding(self) -> tuple[int, int]:
-        """What a deconvolution of that stride lacks to reach height x width: 0 to stride - 1."""
+        """Rows and columns, 0 to stride - 1, that the deconvolution must add to reach height x width."""
         h0, w0 = self.start_size
         return self.height - 1 - (h0 - 1) * self.stride, self.width - 1 - (w0 - 1) * self.stride
 
@@ -84,13 +87,14 @@ class NetworkConfig(DecoderConfig):
     """Sizes of a KRNet."""
 
     group_size: int = 512
-    """H: most samples per group, and length of the static and of the dynamic vector."""
+    """H: largest number of samples in a group, and length of the static and of the dynamic vector."""
     bits: float | None = None
-    """Bits of a weight in the file, about: it is trained for this precision and entropy-coded. None keeps fp32."""
+    """Approximate bits per weight in the file; weights are trained for this precision and entropy-coded. None keeps
+    fp32."""
     code: int = 0
-    """Learned numbers that each sample has beside its ID."""
+    """Number of learned values stored for each sample, which the decoder reads beside its embedding."""
     code_bits: float = 4.0
-    """Bits of such a number, where `bits` is given, too."""
+    """Approximate bits of each such value, if `bits` is given."""
 
     def __post_init__(self) -> None:
         check_int("group_size", self.group_size, 4, 2**16)
@@ -103,19 +107,19 @@ class NetworkConfig(DecoderConfig):
 
     @property
     def input_size(self) -> int:
-        """Numbers that the decoder reads: both vectors of the group, and the sample's own."""
+        """Length of the decoder's input: both vectors of the group (2 H) and the sample's own values."""
         return 2 * self.group_size + self.code
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # The paper's table of settings, with full convolutions after the deconvolution: they learn faster.
+    # The paper's table of sizes, but with full convolutions after the deconvolution, which learn faster.
     "cifar100": {"group_size": 512, "d0": 1024, "c0": 512, "c1": 64, "stride": 1, "last_norm": True},
     "imagenet": {"group_size": 512, "d0": 1536, "c0": 1024, "c1": 256, "stride": 2, "last_norm": True},
 }
-# Depthwise ones throughout: the only reading that gives the sizes the paper prints.
+# Depthwise convolutions everywhere: the only reading that gives the file sizes printed in the paper.
 PRESETS |= {f"{name}-published": preset | {"conv_after": "depthwise"} for name, preset in PRESETS.items()}
 
-# What the paper changes for ImageNet-Subset; with schedule "paper" the presets bring it along.
+# Fit settings that the paper changes for ImageNet-Subset; schedule "paper" applies them with these presets.
 PAPER_FITS: dict[str, dict[str, Any]] = {
     name: {"iterations": 50000, "gamma": 5e-4} for name in ("imagenet", "imagenet-published")
 }

@@ -1,30 +1,23 @@
-"""Batched ID embedding: turn a sample ID into a vector, with two stored vectors per group of samples.
+"""KRNet, the paper's network: net(group, slot) returns the feature map of the sample with that group and slot.
 
-    sample ID -> (group m, slot n) -> static vector v_s[m]            -> FC module --+
-                                      dynamic vector v_d[m], shifted n -> FC module --+-> embedding (B, 2H)
+    sample ID -> (group m, slot n) -> embedding (B, 2H) -> decoder -> normalised features (B, c, h, w)
 
-Zhang et al., "KRNet: Towards Efficient Knowledge Replay", section "Batched ID Embedding".
+Embedding (the IDs are turned into groups and slots by recorders/paper/groups.py):
 
+    static vector v_s[m]                 -> FC module --+
+    dynamic vector v_d[m], shifted by n  -> FC module --+-> embedding (B, 2H)
 
-Feature decoder: an embedding vector becomes a feature map.
+Decoder:
 
     (B, d_in) -> FC d0 -> FC d1 -> (B, c0, h0, w0) -> 4 blocks -> deconvolution -> (B, c1, h, w) -> 2 blocks
               -> convolution module -> (B, c, h, w)
 
-Vectors skip the spatial layers:  (B, d_in) -> FC d0 -> FC d1 -> linear -> (B, c).
+Feature vectors skip the spatial layers: (B, d_in) -> FC d0 -> FC d1 -> linear -> (B, c).
 
-Zhang et al., "KRNet", section "Feature Decoder". Where the paper is silent, docs/choices.md says what we chose.
-
-
-KRNet: fit a network so that net(sample ID) returns that sample's feature map.
-
-    ids (B,) -> (group, slot) -> embed -> decode -> normalised features (B, c, h, w) -> original scale
-
-The weights are the storage: fitting is writing, calling is reading.
-
-Zhang et al., "KRNet: Towards Efficient Knowledge Replay" (2022). Deviations, all measured in docs/choices.md: full
-convolutions after the deconvolution, the last norm started from the data, and, with schedule "fast", Muon on the
-matrices. `schedule="paper"` is theirs.
+Zhang et al., "KRNet: Towards Efficient Knowledge Replay" (2022), sections "Batched ID Embedding" and "Feature
+Decoder". Deviations: the presets without "-published" have full convolutions after the deconvolution; the last norm
+starts from the mean and standard deviation of the data; a sample may have values of its own (`code`).
+docs/choices.md says what we chose where the paper is silent.
 """
 
 from __future__ import annotations
@@ -36,14 +29,14 @@ from torch import Tensor, nn
 from krnet.nn.layers import NEGATIVE_SLOPE, depthwise_block, fc_to_map, norm_act
 from krnet.nn.paper_config import DecoderConfig, NetworkConfig
 
-NORM_GROUPS = 2
+NORM_GROUPS = 2  # groups of a GroupNorm; an odd number of channels has one group
 
 
 class FCModule(nn.Sequential):
     """Fully connected layer, GroupNorm(2), Leaky-ReLU."""
 
     def __init__(self, d_in: int, d_out: int):
-        # No bias: the norm's own follows at once (and the published count leaves no room for one).
+        # No bias: the norm adds its own, and the paper's count of weights has none.
         super().__init__(
             nn.Linear(d_in, d_out, bias=False),
             nn.GroupNorm(NORM_GROUPS, d_out),
@@ -65,13 +58,13 @@ class BatchedIDEmbedding(nn.Module):
         self.dynamic_fc = FCModule(group_size, group_size)
 
     def forward(self, group: Tensor, slot: Tensor) -> Tensor:
-        # Not self.static[group]: on a CPU its gradient is summed by several threads, in whatever order they come.
+        # Not self.static[group]: on a CPU, threads sum its gradient in an order that changes from run to run.
         static, dynamic = (F.embedding(group, vectors) for vectors in (self.static, self.dynamic))
         return torch.cat([self.static_fc(static), self.dynamic_fc(shift(dynamic, slot))], dim=1)  # (B, 2H)
 
 
 def shift(vectors: Tensor, slot: Tensor) -> Tensor:
-    """A_n v for every row: (A_n v)_i = v_((i + n) mod H), by a gather instead of the paper's matrix."""
+    """Shift each row v by its slot n: (A_n v)_i = v_((i + n) mod H). A gather replaces the paper's matrix A_n."""
     size = vectors.shape[1]
     index = (torch.arange(size, device=vectors.device) + slot[:, None]) % size
     return vectors.gather(1, index)
@@ -87,7 +80,7 @@ def convolution(c_in: int, c_out: int, kind: str) -> nn.Conv2d:
 
 
 class BasicBlock(nn.Module):
-    """conv, GN, LReLU, conv, GN, plus the skip, LReLU."""
+    """x -> convolution, GroupNorm, Leaky-ReLU, convolution, GroupNorm, + x, Leaky-ReLU."""
 
     def __init__(self, channels: int, kind: str):
         super().__init__()
@@ -112,7 +105,7 @@ class DeconvModule(nn.Sequential):
 
 
 class Affine(nn.Module):
-    """A scale and a shift per channel: what remains of a norm that does not normalise."""
+    """A scale and a shift per channel: a norm without its normalisation."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -125,14 +118,14 @@ class Affine(nn.Module):
 
 
 class Output(nn.Module):
-    """The last module: convolution (or linear layer), GroupNorm or plain scale and shift, Leaky-ReLU."""
+    """The last module: convolution or linear layer, GroupNorm or Affine, Leaky-ReLU."""
 
     def __init__(self, layer: nn.Conv2d | nn.Linear, channels: int, last_norm: bool):
         super().__init__()
         self.layer = layer
         self.norm: nn.GroupNorm | Affine = norm(channels) if last_norm else Affine(channels)
         if not last_norm:
-            # Inputs are about 1 in mean square: outputs should be, too, as a norm would have made them.
+            # The inputs have a mean square of about 1. With this std the outputs have it too, as after a norm.
             nn.init.normal_(layer.weight, std=layer.weight[0].numel() ** -0.5)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -145,13 +138,14 @@ class Output(nn.Module):
 
     @torch.no_grad()
     def start_from(self, mean: Tensor, std: Tensor) -> None:
-        """Begin with each channel's own mean and deviation: the largest lead of all (docs/choices.md)."""
+        """Start with each channel's mean and standard deviation as its shift and scale, which doubles the R2 of a short
+        fit (docs/choices.md)."""
         self.norm.bias.copy_(mean)
         self.norm.weight.copy_(std)
 
     @torch.no_grad()
     def rescale(self, scale: Tensor, shift: Tensor) -> None:
-        """Turn each channel's output y into scale y + shift (exactly, where that stays above zero)."""
+        """Turn each channel's output y into scale * y + shift; exact where y and the result are positive."""
         self.norm.weight.mul_(scale)
         self.norm.bias.mul_(scale).add_(shift)
 
@@ -190,7 +184,7 @@ class Decoder(nn.Module):
 
 
 class KRNet(nn.Module):
-    """IDs, as (group, slot), to normalised features."""
+    """(group, slot) of samples -> normalised features. The weights are the storage: fitting is writing."""
 
     def __init__(self, config: NetworkConfig, num_groups: int, num_samples: int = 0):
         super().__init__()

@@ -1,6 +1,7 @@
-"""How large a network: counted without building it, and solved for features of any shape and number.
+"""Choose the sizes of a KRNet for given features, and count its weights without building it.
 
-shape, class counts -> sizes_for -> NetworkConfig
+shape, class counts -> sizes_for        -> NetworkConfig
+shape, preset name  -> preset_config    -> NetworkConfig
 NetworkConfig       -> count_parameters -> number of stored weights
 """
 
@@ -14,19 +15,19 @@ from krnet.config import check_choice, from_dict
 from krnet.nn.paper_config import KERNEL, PRESETS, NetworkConfig
 from krnet.nn.paper_net import BatchedIDEmbedding, Decoder
 
-MAX_START_AREA = 100  # 10 x 10: larger maps start smaller and are brought up by the deconvolution
-MAX_PARAMETERS = 100_000_000
+MAX_START_AREA = 100  # values per channel before the deconvolution; its stride brings larger maps to full size
+MAX_PARAMETERS = 100_000_000  # weights that default_parameters never exceeds
 
 
 def map_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Channels, height and width of samples of any shape: axis 0 is the channel, the last one the width."""
+    """(channels, height, width) of a sample of any shape: axis 0, the product of the middle axes, the last axis."""
     if len(shape) <= 1:
         return shape[0] if shape else 1, 1, 1
     return shape[0], math.prod(shape[1:-1]), shape[-1]
 
 
 def count_parameters(config: NetworkConfig, num_groups: int = 0) -> int:
-    """Weights of decoder and embedding, the vectors of `num_groups` groups included."""
+    """Number of weights of decoder and embedding, with the static and dynamic vectors of `num_groups` groups."""
     with torch.device("meta"):
         modules = Decoder(config, config.input_size), BatchedIDEmbedding(num_groups, config.group_size)
     return sum(p.numel() for module in modules for p in module.parameters())
@@ -42,20 +43,22 @@ def preset_config(shape: tuple[int, ...], preset: str, **overrides: object) -> N
 def sizes_for(
     shape: tuple[int, ...], class_counts: list[int], num_parameters: int | None = None, **overrides: object
 ) -> NetworkConfig:
-    """The widest decoder within `num_parameters`, by default a share of the number of values to record.
+    """The widest decoder within `num_parameters` weights (by default, default_parameters of the features).
 
-    An eighth of the weights may go to the embedding and half to the layers behind the deconvolution; the rest,
-    which is nearly all in a large network, is the second FC layer, where samples are told apart.
+    At most an eighth of the weights goes to the embedding and half to the layers after the deconvolution. The rest,
+    nearly all of a large network, is the second FC layer, which tells the samples apart.
     """
     channels, height, width = map_shape(shape)
     vector = len(shape) <= 1
     budget = num_parameters or default_parameters(sum(class_counts) * math.prod(shape))
-    # Room for the largest class, as far as 4 H^2 weights (two FC layers, and the one behind them) are affordable.
-    affordable = 1 << max(math.isqrt(budget // 32), 32).bit_length() - 1
-    group_size = max(min(1 << (max(class_counts) - 1).bit_length(), affordable, 512), 32)
-    # 9 (c1 channels + 4 c1^2) weights behind the deconvolution
+    # The embedding's two FC layers, and the part of the decoder that reads them, have about 4 H^2 weights for groups
+    # of H samples. An eighth of the budget allows H <= sqrt(budget / 32). H is a power of two, and need not exceed
+    # the largest class.
+    max_group_size = 1 << max(math.isqrt(budget // 32), 32).bit_length() - 1
+    group_size = max(min(1 << (max(class_counts) - 1).bit_length(), max_group_size, 512), 32)
+    # The layers after the deconvolution have 9 (c1 channels + 4 c1^2) weights: solve for half of the budget.
     c1 = min(max(channels, 32), 128, (math.isqrt(81 * channels**2 + 72 * budget) - 9 * channels) // 72)
-    start: dict[str, object] = {
+    fixed: dict[str, object] = {
         "channels": channels,
         "height": height,
         "width": width,
@@ -66,10 +69,10 @@ def sizes_for(
     }
     best = None
     for step in range(1, 200):
-        # Eighths, then steps of an eighth more: fine enough for a budget, few enough to solve at once.
+        # Multiples of 8 up to 128, then an eighth more at each step: close to the budget in few steps.
         c0 = 8 * step if step <= 16 else 8 * round(16 * 1.125 ** (step - 16))
         d0 = c0 if vector else min(4 * c0, 1536)
-        config = from_dict(NetworkConfig, start | {"c0": c0, "d0": d0} | overrides)
+        config = from_dict(NetworkConfig, fixed | {"c0": c0, "d0": d0} | overrides)
         if best is not None and (config == best or count_parameters(config) > budget):
             break
         best = config
@@ -78,5 +81,6 @@ def sizes_for(
 
 
 def default_parameters(num_values: int) -> int:
-    """An eighth as many weights as values; more for small sets, where a narrow network would learn too slowly."""
+    """num_values / 8 weights, at most MAX_PARAMETERS. Small sets get num_values / 2.5, up to 2 million, since narrow
+    networks learn slowly."""
     return int(min(max(num_values / 8, min(num_values / 2.5, 2e6)), MAX_PARAMETERS))

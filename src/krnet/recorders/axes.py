@@ -1,12 +1,10 @@
-"""Principal components of whole maps: k numbers a sample, and k maps to add up.
+"""Principal axes of whole feature maps, shared by recorders pca and compact, and by the start of the paper's network.
 
-    x (values,) in [0, 1] -> minus the mean map -> coordinates along k axes -> step -> ANS
-    mean + sum over k of coordinate_k axis_k -> x
+    features (N, values) -> principal_axes -> mean (values,), axes (k, values), std (k,)
+    a file's tensors     -> load_axes      -> the coded, scaled axes (values, k)
+    axes (k, values)     -> least_squares  -> the matrix that finds coordinates along axes that are not orthonormal
 
-The axes are orthonormal, so that one step serves all coordinates: narrow ones take few bits by themselves. The axes are
-coded, too. An axis' error matters as much as its coordinates are wide, so each is scaled by its standard deviation and
-all are rounded to step / sqrt(N): with N samples to share them, a bit more for the axes then gains as much as a bit
-more for the coordinates. (Stored as fp16 with coordinates of 8 bits, the same R2 takes four times the bytes.)
+For many samples of many values, a randomised method finds the widest axes: Halko, Martinsson and Tropp (2011).
 """
 
 from __future__ import annotations
@@ -22,68 +20,75 @@ from krnet.io.archive import TensorStore
 from krnet.recorders.base import Job
 from krnet.recorders.maps import mean_map, normalised_chunks
 
-AXES = "axes."
-WORTH = 0.45  # steps of standard deviation from which an axis is kept: fewer save less than they cost
-EXACT = 8192  # rows and columns of the largest matrix from which all axes are found
-SKETCHED = 1024  # axes looked for in larger samples, if the settings do not say
-OVERSAMPLED, PASSES = 32, 4  # of the sketch: Halko et al. 2011
-FINEST = 2000  # steps on either side that an axis may have: a 12-bit axis is as good as a float
+AXES = "axes."  # prefix of the tensors that hold the coded axes
+WORTH = 0.45  # an axis is kept if its standard deviation exceeds this many steps: others cost more than they gain
+MAX_EXACT_SIZE = 8192  # all axes are found for up to this many values a sample, or up to its square in all samples
+SKETCH_AXES = 1024  # axes that the randomised method finds if the settings name no number
+SKETCH_OVERSAMPLING, SKETCH_PASSES = 32, 4  # further axes, and power iterations, of the randomised method
+FINEST = 2000  # largest symbol of scaled axes: 12 bits are as good as a float, and 4001 symbols fit MAX_ALPHABET
 
 
 @dataclass(frozen=True, eq=False)
 class Axes:
-    """Principal axes, the widest first."""
+    """Orthonormal principal axes, in order of falling variance."""
 
     mean: Tensor  # (values,)
     axes: Tensor  # (k, values)
-    std: Tensor  # (k,) of the coordinates
+    std: Tensor  # (k,) standard deviation of the coordinates along each axis
 
 
 def principal_axes(job: Job, components: int | None) -> Axes:
-    """Of all samples: every axis along which they differ, or the widest `components` where both are large."""
+    """Principal axes of all samples.
+
+    All of them where the samples or their values are few; otherwise the `components` widest and a few more.
+    """
     num_values, num_samples = math.prod(job.source.shape), len(job.source)
-    mean = mean_map(job).flatten()
-    if 4 * num_samples <= 3 * num_values and num_samples * num_values <= EXACT**2:
-        # The same axes from the samples' products with each other: for few samples a much smaller matrix.
-        x = torch.cat([x.flatten(1) for x in normalised_chunks(job)]) - mean
-        variances, shares = torch.linalg.eigh(x @ x.T)
-        # Orthonormal, the widest first; the mean is gone, and so the last one may be any direction that is left.
-        axes = torch.linalg.qr(x.T @ shares.flip(1))[0].flip(1)
-    elif num_values <= EXACT:
+    mean = mean_map(job).flatten()  # (values,)
+    if 4 * num_samples <= 3 * num_values and num_samples * num_values <= MAX_EXACT_SIZE**2:
+        # Few samples: the eigenvectors of x x^T (N, N) give the same axes as those of the larger x^T x.
+        x = torch.cat([x.flatten(1) for x in normalised_chunks(job)]) - mean  # (N, values)
+        variances, eigenvectors = torch.linalg.eigh(x @ x.T)
+        # QR orthonormalises, the widest axis first. Centring leaves N - 1 dimensions: the last axis is arbitrary.
+        axes = torch.linalg.qr(x.T @ eigenvectors.flip(1))[0].flip(1)
+    elif num_values <= MAX_EXACT_SIZE:
         covariance = torch.zeros(num_values, num_values, device=job.device)
         for x in normalised_chunks(job):
             x = x.flatten(1) - mean
             covariance.addmm_(x.T, x)
         variances, axes = torch.linalg.eigh(covariance)
     else:
-        wanted = min(num_samples, num_values, (components or SKETCHED) + OVERSAMPLED)
+        num_axes = min(num_samples, num_values, (components or SKETCH_AXES) + SKETCH_OVERSAMPLING)
         generator = torch.Generator().manual_seed(job.fit.seed)
-        axes = torch.randn(num_values, wanted, generator=generator).to(job.device)
+        axes = torch.randn(num_values, num_axes, generator=generator).to(job.device)
 
-        def spread(axes: Tensor) -> Tensor:
-            """The covariance matrix times the axes, without making that matrix."""
-            found = torch.zeros_like(axes)
+        def times_covariance(axes: Tensor) -> Tensor:
+            """x^T (x axes), summed over chunks of samples: the covariance matrix itself would be too large."""
+            product = torch.zeros_like(axes)  # (values, num_axes)
             for x in normalised_chunks(job):
                 x = x.flatten(1) - mean
-                found.addmm_(x.T, x @ axes)
-            return found
+                product.addmm_(x.T, x @ axes)
+            return product
 
-        for _ in range(PASSES):
-            axes = torch.linalg.qr(spread(axes))[0]
-        variances, turned = torch.linalg.eigh(axes.T @ spread(axes))
-        axes = axes @ turned
+        for _ in range(SKETCH_PASSES):
+            axes = torch.linalg.qr(times_covariance(axes))[0]
+        variances, rotation = torch.linalg.eigh(axes.T @ times_covariance(axes))
+        axes = axes @ rotation
+    # eigh sorts by rising eigenvalue: flip, so that the widest axis comes first.
     std = (variances.flip(0) / num_samples).clamp(min=0).sqrt()
     return Axes(mean, axes.T.flip(0), std)
 
 
 def load_axes(store: TensorStore, num_values: int, num_kept: int) -> CodedMatrix:
-    """Axes, scaled, (values, k)."""
+    """The scaled axes (values, num_kept) of a file."""
     return CodedMatrix.load(store, AXES, num_values, num_kept, MAX_BLOCK)
 
 
 def least_squares(axes: Tensor) -> Tensor:
-    """(k, values) -> (k, values), products with which give the point along the axes that lies nearest."""
+    """(A A^T)^-1 A for axes A (k, values): `x @ result.T` are the coordinates of the point nearest to x.
+
+    Axes that were rounded or trained are not orthonormal; `x @ A.T` would not be the nearest point.
+    """
     exact = axes.double()
-    products = exact @ exact.T
-    products.diagonal().add_(1e-6)  # an axis may have been rounded to nothing
+    products = exact @ exact.T  # (k, k)
+    products.diagonal().add_(1e-6)  # keeps it invertible if an axis was rounded to 0
     return torch.linalg.solve(products, exact).float()

@@ -1,13 +1,13 @@
-"""The contract of a way to store features, and the registry of all of them.
+"""The contract that every recorder (a way to store features) fulfils, and the registry of recorders.
 
-    Job (features, labels, settings) -> Recorder.fit    -> Content (tensors, settings)   what the file holds
+    Job (features, labels, settings) -> Recorder.fit    -> Content (tensors, settings): what the file holds
     Content or an opened file        -> Recorder.replay -> Replayer: ids (B,) -> features (B, *shape)
-    settings, shape, samples         -> Recorder.stored -> the tensors of the file, before there is one
+    settings, shape, num_samples     -> Recorder.stored -> the file's tensors, known before the fit
 
-A recorder declares its settings (a config class), the inputs that it takes beside features, and the tensors that it
-writes; the calls, the command line, the benchmarks and KRIL go by that and know no recorder by name. It knows nothing
-of files: `tensor(name, shape=..., dtype=...)` reads from a Content before it is saved and from an Archive afterwards,
-so that what is measured is what is stored.
+A recorder declares its settings (a config class), the inputs it takes beside features, and the tensors it writes. The
+API, the command line, the benchmarks and KRIL read these declarations; none of them asks for a recorder by name.
+A recorder does not read or write files. It reads tensors through `store.tensor(name, shape=..., dtype=...)`, which a
+Content offers before the file is saved and an Archive afterwards. So R2 is measured on exactly what is stored.
 """
 
 from __future__ import annotations
@@ -40,16 +40,21 @@ from krnet.io.header import RESTORE
 from krnet.train.config import FitConfig
 from krnet.train.loop import Status
 
+# The probe: a few replayed values, stored in the file so that a decoder that computes something else is noticed.
 PROBE_SAMPLES = 8
-PROBE_VALUES = 64  # per sample, evenly spaced: 2 KB in all, enough to notice a wrong decoder
+PROBE_VALUES = 64  # per sample, evenly spaced: 2 KB in all
 FIT_NAMES = frozenset(f.name for f in fields(FitConfig))
-UNTRAINED_NAMES = frozenset({"target_r2", "seed", "device"})  # of FIT_NAMES: what also means something without training
-HEADER_BYTES, ENTRY_BYTES = 1400, 170  # of a file, and of each tensor's line in its header: upper bounds
-FREE_NUMBERS, NUMBERS_PER_BYTE = 1 << 24, 1 << 12  # that opening a file may decode: so many, and so many for each byte
+UNTRAINED_NAMES = frozenset({"target_r2", "seed", "device"})  # the FIT_NAMES that recorders without training take, too
+HEADER_BYTES, ENTRY_BYTES = 1400, 170  # upper bounds: the header's fixed part, and one tensor's entry in the header
+# Opening a file may decode at most FREE_NUMBERS + NUMBERS_PER_BYTE * file_bytes numbers (see bound_opening).
+FREE_NUMBERS, NUMBERS_PER_BYTE = 1 << 24, 1 << 12
 
 
 class Earlier(TensorStore, Protocol):
-    """A finished recording to start from: what a recorder may ask of a Recording, which is defined further down."""
+    """A finished recording to start from.
+
+    krnet.recording.Recording satisfies this protocol; recorders cannot import it, because it imports them.
+    """
 
     @property
     def path(self) -> Path: ...
@@ -70,7 +75,7 @@ class Earlier(TensorStore, Protocol):
 
 @dataclass(frozen=True)
 class Job:
-    """Everything a recorder may need to fit. What is None by default is an input: a recorder says which it takes."""
+    """Everything a recorder may need to fit. The fields named in INPUTS reach only recorders that take them."""
 
     source: FeatureSource
     samples: Samples
@@ -81,36 +86,37 @@ class Job:
     """The recorder's own settings, as given by the caller."""
     preset: str | None = None
     head: nn.Module | None = None
-    """Frozen; the error of replays is also seen through it (L_kr2)."""
+    """A frozen network on top of the features; the loss L_kr2 compares its outputs for true and replayed features."""
     start: Earlier | None = None
+    """The recording to start from."""
     images: Any = None
-    """What the features were made of, uint8; with a start, only the images of the samples that it does not hold."""
+    """The uint8 images that the features were computed from. With `start`: only those of samples not in `start`."""
     trunk: nn.Module | None = None
-    """Images -> features."""
+    """The network images -> features."""
     room: int | None = None
-    """Samples that the file is to hold when it has grown: a budget is what it may take then."""
+    """Number of samples that the file will hold once it has grown; the budget is meant for that many."""
     checkpoint: Path | None = None
     resume: bool = False
     watch: Callable[[Status, float], None] | None = None
-    """Called with the state of the fit and the R2 of the latest batches."""
+    """Called as watch(status, r2) during the fit; r2 is that of the latest batches."""
 
     @property
     def num_planned(self) -> int:
-        """Samples that a budget is for."""
+        """Number of samples that the budget is meant for."""
         return max(len(self.source), self.room or 0)
 
 
 INPUTS = ("preset", "head", "start", "images", "trunk")
-"""Fields of a Job that a recorder may take."""
+"""The optional fields of a Job; `Recorder.inputs` names those that a recorder takes."""
 
 
 @dataclass(frozen=True)
 class Content:
-    """What a recorder stores."""
+    """The result of a fit: what the file will hold."""
 
     tensors: dict[str, Tensor]
     settings: dict[str, Any]
-    """Plain JSON values: all that `replay` needs beside the tensors."""
+    """Plain JSON values. `replay` needs nothing beside these and the tensors."""
     iterations: int = 0
     seconds: float = 0.0
     stopped_by: str = "done"
@@ -126,17 +132,18 @@ class Content:
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor that a recorder writes."""
+    """Declares one tensor that a recorder writes."""
 
     shape: tuple[int, ...] | None = None
-    """None: as long as the data make it."""
+    """None: the length depends on the data, as that of an entropy-coded stream does."""
     dtype: torch.dtype | None = None
-    """None: one of several."""
+    """None: the data decide which of several types is used."""
     most_bytes: int | None = None
-    """Upper bound of what has no shape; None: unknown before a fit."""
+    """Upper bound of the size where shape is None; None: unknown before a fit."""
     num_decoded: int = 0
-    """Numbers that opening the file makes of it, where these are more than it has itself."""
+    """How many numbers opening the file decodes from this tensor, if more than the tensor itself has."""
     optional: bool = False
+    """The file may lack it."""
 
     @property
     def size_bytes(self) -> int | None:
@@ -146,10 +153,10 @@ class Stored:
 
 
 class Replayer(ABC):
-    """Reads samples back."""
+    """Reads samples from a recording."""
 
     trunk: nn.Module | None = None
-    """Makes features of stored images; given by whoever records or opens, as files hold no networks to run."""
+    """Computes features from stored images. The caller gives it: a file holds no network for images."""
 
     @abstractmethod
     def decode(self, ids: Tensor, *, fast: bool = False) -> Tensor:
@@ -157,33 +164,35 @@ class Replayer(ABC):
 
 
 class Recorder(ABC):
+    """A way to store features: fits them, replays them, and says how large its files are."""
+
     name: ClassVar[str]
     header_name: ClassVar[str | None] = None
-    """What the file's header calls it, where that is another name (see `recorder_name`)."""
+    """The recorder's name in file headers, if it differs from `name` (see `recorder_name`)."""
     config_class: ClassVar[type]
-    """Its settings: a dataclass, each field described by the text under it."""
+    """The dataclass of its settings; the string under each field is the setting's help text."""
     derived: ClassVar[frozenset[str]] = frozenset()
-    """Fields of the config that follow from the features, and are not the caller's to set."""
+    """Fields of the config that are computed from the features; callers cannot set them."""
     inputs: ClassVar[frozenset[str]] = frozenset()
     """Which of INPUTS it takes."""
     required: ClassVar[frozenset[str]] = frozenset()
-    """Those without which it cannot record."""
+    """Inputs without which it cannot record."""
     replay_inputs: ClassVar[frozenset[str]] = frozenset()
-    """Those that opening a file needs again."""
+    """Inputs that must be given again to open a file."""
     trains: ClassVar[bool] = False
-    """It trains a network: the settings of FitConfig apply, and two fits of one size differ a little."""
+    """It trains a network: the settings of FitConfig apply, and R2 varies a little between fits of the same size."""
     grows: ClassVar[bool] = False
-    """Given a recording of its own to start from, it leaves that one's samples as they are and records the others."""
+    """With a recording of its own as `start`, it keeps that recording's samples bit for bit and adds the others."""
     stops_at_target: ClassVar[bool] = False
-    """target_r2 ends its fit; otherwise it is reached by a search for the smallest file."""
+    """True: target_r2 ends the fit. False: target_r2 starts a search for the smallest file that reaches it."""
     fast_is_exact: ClassVar[bool] = False
-    """`fast` replays are the same as exact ones on every device."""
+    """`fast` replays equal exact ones on every device."""
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = ()
-    """Settings that `bench rate` tries beside the default ones: worse R2, better replays."""
+    """Further settings that `bench rate` measures: their R2 is lower, but a classifier reads their replays better."""
 
     @property
     def setting_names(self) -> frozenset[str]:
-        """Settings that a caller may give."""
+        """Names of the settings that a caller may give."""
         return frozenset(f.name for f in fields(self.config_class)) - self.derived
 
     @abstractmethod
@@ -196,31 +205,31 @@ class Recorder(ABC):
 
     @abstractmethod
     def stored(self, shape: Sequence[int], num_samples: int, settings: Mapping[str, Any]) -> dict[str, Stored]:
-        """The tensors of a file with these settings, which say all that its header would; labels and probe aside."""
+        """The tensors of a file, without labels and probe. `settings` are complete, as in the file's header."""
 
     # ------------------------------------------------------------------ sizes
 
     def default_budget(self, num_values: int, settings: Mapping[str, Any]) -> int | None:
-        """The size that the caller gets who asks for none; None: the settings decide."""
+        """The budget in bytes if the caller gives none; None: the settings alone decide the size."""
         return None
 
     def for_budget(self, job: Job, budget: int) -> dict[str, Any]:
-        """Settings of its own under which the file has at most `budget` bytes and is as good as it can be (R2).
+        """The recorder's settings with the highest R2 whose file has at most `budget` bytes.
 
         All bytes of the file count: header, labels, tables, weights. Settings that the caller gave (`job.settings`)
-        stay as they are, and only the others are searched. Where no setting is that small, the smallest one.
+        are kept; only the others are searched. If no settings fit the budget, those of the smallest file.
         """
-        return dict(job.settings)  # of a recorder that has one size
+        return dict(job.settings)  # the default is for recorders whose size cannot be chosen
 
     def likely_bytes(self, job: Job, target_r2: float) -> tuple[float, float] | None:
-        """About the budget that an R2 takes, and how much of it every file takes: where the search for it begins.
+        """Estimates, in bytes, of the budget that reaches target_r2, and of the part that does not depend on R2.
 
-        None: nothing is known without a fit.
+        The search for the smallest file starts from them. None: nothing is known without a fit.
         """
         return None
 
     def least_bytes(self, num_samples: int, shape: Sequence[int], settings: Mapping[str, Any]) -> int:
-        """A lower bound of the size of any file, as far as one is known before there are features."""
+        """A lower bound of the file's size that needs no features; 0 if none is known."""
         return 0
 
 
@@ -228,46 +237,47 @@ class Recorder(ABC):
 
 
 def overhead_bytes(job: Job, num_tensors: int, settings: Mapping[str, Any]) -> int:
-    """Most that a file takes beside the recorder's own tensors, `num_tensors` of them: header, labels and probe.
+    """Upper bound of the file's bytes beside the recorder's own `num_tensors` tensors: header, labels and probe.
 
-    Above the true number by less than a kilobyte or so: how many digits the header's numbers have is known at the end.
+    It exceeds the true number by about a kilobyte at most, because the digits of the header's numbers are known only
+    when the file is written.
     """
     metadata, tensors = job.samples.describe()
-    text = json.dumps(json.dumps([metadata, settings], separators=(",", ":")))  # as the header has it: text in text
-    probe = min(PROBE_SAMPLES, len(job.source)) * (8 + 4 * min(PROBE_VALUES, math.prod(job.source.shape)))
-    labels = sum(tensor.nbytes for tensor in tensors.values())
-    return HEADER_BYTES + ENTRY_BYTES * (num_tensors + len(tensors)) + len(text) + probe + labels
+    text = json.dumps(json.dumps([metadata, settings], separators=(",", ":")))  # the header holds JSON inside JSON
+    probe_bytes = min(PROBE_SAMPLES, len(job.source)) * (8 + 4 * min(PROBE_VALUES, math.prod(job.source.shape)))
+    label_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    return HEADER_BYTES + ENTRY_BYTES * (num_tensors + len(tensors)) + len(text) + probe_bytes + label_bytes
 
 
 def planned_overhead(job: Job, num_tensors: int, settings: Mapping[str, Any]) -> int:
-    """`overhead_bytes` when the file has grown: labels and classes in proportion to the samples."""
+    """`overhead_bytes` once the file has grown to num_planned samples; labels and classes grow in proportion."""
     metadata, tensors = job.samples.describe()
-    labels = len(json.dumps(metadata["classes"])) + sum(tensor.nbytes for tensor in tensors.values())
-    share = (job.num_planned - len(job.source)) / len(job.source)
-    return overhead_bytes(job, num_tensors, settings) + math.ceil(share * labels)
+    label_bytes = len(json.dumps(metadata["classes"])) + sum(tensor.nbytes for tensor in tensors.values())
+    growth = (job.num_planned - len(job.source)) / len(job.source)
+    return overhead_bytes(job, num_tensors, settings) + math.ceil(growth * label_bytes)
 
 
 def tensor_bytes(stored: Mapping[str, Stored]) -> int:
-    """Of those whose size is known. Single numbers are covered by what `overhead_bytes` counts for every tensor."""
+    """Bytes of all tensors whose size is known. Scalars are left out: ENTRY_BYTES in `overhead_bytes` covers them."""
     return sum(tensor.size_bytes or 0 for tensor in stored.values() if tensor.shape != ())
 
 
 def file_bytes(job: Job, stored: Mapping[str, Stored], settings: Mapping[str, Any]) -> int:
-    """Most that a file of these tensors takes, as far as their sizes are known."""
+    """Upper bound of the size of a file of these tensors, as far as their sizes are known."""
     return tensor_bytes(stored) + overhead_bytes(job, len(stored), settings)
 
 
 def bound_opening(stored: Mapping[str, Stored], num_file_bytes: int) -> None:
-    """Refuse a file whose settings ask for far more numbers than its bytes can hold, before any is allocated."""
-    claimed = sum(max(tensor.num_decoded, math.prod(tensor.shape or (0,))) for tensor in stored.values())
-    most = FREE_NUMBERS + NUMBERS_PER_BYTE * num_file_bytes
-    if claimed > most:
+    """Refuse a file whose settings claim far more numbers than its bytes can hold, before any memory is allocated."""
+    num_claimed = sum(max(tensor.num_decoded, math.prod(tensor.shape or (0,))) for tensor in stored.values())
+    max_numbers = FREE_NUMBERS + NUMBERS_PER_BYTE * num_file_bytes
+    if num_claimed > max_numbers:
         raise OversizedRecordingError(
-            f"settings of {claimed} numbers in {num_file_bytes} bytes; expected at most {most}. {RESTORE}"
+            f"settings of {num_claimed} numbers in {num_file_bytes} bytes; expected at most {max_numbers}. {RESTORE}"
         )
 
 
-# ------------------------------------------------------------------ what a caller gives
+# ------------------------------------------------------------------ checks of what a caller gives
 
 
 def check_inputs(recorder: Recorder, given: Mapping[str, object]) -> None:
@@ -282,23 +292,23 @@ def check_inputs(recorder: Recorder, given: Mapping[str, object]) -> None:
 
 
 def check_names(recorder: Recorder, given: Iterable[str]) -> None:
-    """Refuse settings that a recorder does not have, and say who has them."""
-    of_fit = FIT_NAMES if recorder.trains else UNTRAINED_NAMES
-    known = of_fit | recorder.setting_names
+    """Refuse settings that a recorder does not have, and name the recorders that have them."""
+    fit_names = FIT_NAMES if recorder.trains else UNTRAINED_NAMES
+    known = fit_names | recorder.setting_names
     for name in given:
         if name in known:
             continue
         if name in FIT_NAMES:
-            trained = " or ".join(sorted(other.name for other in _REGISTRY.values() if other.trains))
+            trainers = " or ".join(sorted(other.name for other in _REGISTRY.values() if other.trains))
             raise SettingError(
                 f"{name} is given, a setting of a network's fit, and recorder {recorder.name} fits none; leave {name} "
-                f"out, or take recorder {trained}"
+                f"out, or take recorder {trainers}"
             )
-        having = [other.name for other in _REGISTRY.values() if name in other.setting_names]
-        if having:
+        owners = [other.name for other in _REGISTRY.values() if name in other.setting_names]
+        if owners:
             raise SettingError(
-                f"{name} is given, a setting of recorder {' or '.join(sorted(having))} and not of {recorder.name}; "
-                f"leave {name} out, or name the recorder (recorder={having[0]!r}, --recorder {having[0]})"
+                f"{name} is given, a setting of recorder {' or '.join(sorted(owners))} and not of {recorder.name}; "
+                f"leave {name} out, or name the recorder (recorder={owners[0]!r}, --recorder {owners[0]})"
             )
         raise unknown_setting(name, known)
 
@@ -315,26 +325,26 @@ def register(cls: type[Recorder]) -> type[Recorder]:
 
 
 def get_recorder(name: str) -> Recorder:
-    """A recorder by the name a caller gives."""
+    """The recorder with the name that a caller gives."""
     check_choice("recorder", name, sorted(_REGISTRY))
     return _REGISTRY[name]
 
 
 def recorder_names() -> tuple[str, ...]:
-    """All recorders, in the order in which they were registered."""
+    """Names of all recorders, in order of registration."""
     return tuple(_REGISTRY)
 
 
 def recorder_name(name: str, settings: Mapping[str, Any]) -> str:
-    """The recorder that a header, a ledger row or the settings.json of a KRIL run names.
+    """The recorder that a file header, a ledger row or the settings.json of a KRIL run means by `name`.
 
-    All headers, and rows and runs of before, call two recorders krnet: the compact network, which has network=compact
-    among its settings, and the paper's. A run of before had the compact one under a budget; it kept the recorder's
-    settings as text.
+    The name krnet is ambiguous in all headers, and in rows and runs written before both recorders had their own names.
+    It means the compact network if the settings have network=compact, and the paper's network otherwise. KRIL runs
+    of that time kept the recorder's settings as text, and used the compact network if they had a budget.
     """
     if name != "krnet":
         return name
-    if "recorder_settings" in settings:
+    if "recorder_settings" in settings:  # a KRIL run
         is_old = isinstance(settings["recorder_settings"], str)
         return "paper" if is_old and settings.get("budget") is None else "krnet"
     return "krnet" if settings.get("network") == "compact" else "paper"

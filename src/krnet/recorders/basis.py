@@ -1,9 +1,9 @@
-"""What coded recordings have in common, whether made at once or grown: a Basis, the way back, and a size.
+"""Shared by recorders that quantise and entropy-code: the Basis, the replayer, and the size of a file.
 
-    features --normalise--> [0, 1] --Basis.forward--> numbers (N, columns), to be coded
-    ids -> Reader -> numbers --Basis.inverse--> [0, 1] --denormalise--> features
+    features --normalise--> [0, 1] --Basis.forward--> coefficients (N, columns) --coding/matrix.py--> the file
+    ids -> MatrixReader -> coefficients --Basis.inverse--> [0, 1] --denormalise--> features
 
-A recorder brings its Basis; how numbers are coded is in coding/matrix.py.
+A recorder supplies its Basis. Fits from scratch are in coded.py, growing recordings in growth.py; both build on this.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from krnet.features.stats import denormalise
 from krnet.recorders.base import Content, Job, Replayer, Stored, planned_overhead
 from krnet.recorders.maps import normalised
 
-PREFIX = "coded."
-UNUSED = 0.01  # share of a budget that may be left over
+PREFIX = "coded."  # of the tensors that hold the coded coefficients
+MAX_UNUSED_SHARE = 0.01  # a search for a budget ends once it leaves at most this share of the budget unused
 
 
 class Basis(ABC):
-    """Normalised features to the numbers that are coded, and back."""
+    """Transforms normalised features to the coefficients that are coded, and back."""
 
     num_columns: int
 
@@ -37,27 +37,29 @@ class Basis(ABC):
 
     @abstractmethod
     def inverse(self, numbers: Tensor) -> Tensor:
-        """(n, num_columns) -> (n, ...): as many values as x had"""
+        """(n, num_columns) -> (n, ...) with as many values as x had"""
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """What the file holds of it."""
+        """The tensors that store the basis in the file."""
 
 
 class CodedReplayer(Replayer):
+    """Replays by decoding the coefficients and inverting the basis."""
+
     def __init__(self, reader: MatrixReader, basis: Basis, samples: Samples, low: Tensor, high: Tensor):
         self.reader, self.basis, self.shape, self.low, self.high = reader, basis, samples.shape, low, high
 
     @torch.inference_mode()
     def decode(self, ids: Tensor, *, fast: bool = False) -> Tensor:
         with exact_math():
-            found = self.basis.inverse(self.reader.read(ids)).reshape(len(ids), *(self.shape or (1,)))
-        # No feature lies outside [0, 1]: what the basis puts there is nearer at the edge.
-        return denormalise(found.clamp_(0, 1), self.low, self.high).reshape(len(ids), *self.shape)
+            x = self.basis.inverse(self.reader.read(ids)).reshape(len(ids), *(self.shape or (1,)))
+        # All features lie in [0, 1], so clamping can only reduce the error.
+        return denormalise(x.clamp_(0, 1), self.low, self.high).reshape(len(ids), *self.shape)
 
 
 def stored_edges(shape: Sequence[int]) -> dict[str, Stored]:
-    """The range of each channel."""
+    """The tensors `low` and `high`: the range of each channel."""
     return {name: Stored((shape[0] if shape else 1,), torch.float32) for name in ("low", "high")}
 
 
@@ -70,23 +72,28 @@ def stored_matrix(
     num_decoded: int = 0,
     most_bytes: int | None = None,
 ) -> dict[str, Stored]:
-    """The tensors of a CodedNumbers; its size follows from the data, and is in `most_bytes` where it has a bound."""
-    found = {name: Stored() for name in CODED_TENSORS}
-    found["stream"] = Stored(dtype=torch.uint8, most_bytes=most_bytes, num_decoded=num_decoded)
-    found["lengths"] = Stored((-(-num_rows // block_size),))  # uint16 or uint32
-    found["column"] = Stored((num_columns,))
-    return {prefix + name: tensor for name, tensor in found.items()}
+    """The tensors of a CodedMatrix. The length of the stream depends on the data; `most_bytes` bounds it if given."""
+    stored = {name: Stored() for name in CODED_TENSORS}
+    stored["stream"] = Stored(dtype=torch.uint8, most_bytes=most_bytes, num_decoded=num_decoded)
+    stored["lengths"] = Stored((-(-num_rows // block_size),))  # uint16 or uint32
+    stored["column"] = Stored((num_columns,))
+    return {prefix + name: tensor for name, tensor in stored.items()}
 
 
 def matrix_of(job: Job, basis: Basis) -> Matrix:
+    """The coefficients of all samples (N, columns), computed as they are read."""
     return Matrix(lambda ids: basis.forward(normalised(job, ids)), len(job.source), basis.num_columns)
 
 
-def planned_bytes(job: Job, content: Content, prefix: str, held: int = 0) -> int:
-    """Size of a file at most, when it has grown to all planned samples: like those behind the first `held`."""
-    own = sum(tensor.nbytes for tensor in content.tensors.values())
-    lengths, num_samples = content.tensors[prefix + "lengths"], len(job.source)
-    first = held // content.settings["block_size"]  # the block in which they begin
-    fresh = int(lengths[first:].long().sum()) + lengths[first:].nbytes
-    share = (job.num_planned - num_samples) / (num_samples - first * content.settings["block_size"])
-    return own + math.ceil(share * fresh) + planned_overhead(job, len(content.tensors), content.settings)
+def planned_bytes(job: Job, content: Content, prefix: str, num_held: int = 0) -> int:
+    """Upper bound of the file's size once it has grown to job.num_planned samples.
+
+    Samples still to come are taken to need as many bytes each as those after the first `num_held`.
+    """
+    tensor_bytes = sum(tensor.nbytes for tensor in content.tensors.values())
+    lengths, num_samples = content.tensors[prefix + "lengths"], len(job.source)  # lengths (blocks,)
+    first_block = num_held // content.settings["block_size"]  # the block that holds sample `num_held`
+    new_bytes = int(lengths[first_block:].long().sum()) + lengths[first_block:].nbytes
+    growth = (job.num_planned - num_samples) / (num_samples - first_block * content.settings["block_size"])
+    overhead = planned_overhead(job, len(content.tensors), content.settings)
+    return tensor_bytes + math.ceil(growth * new_bytes) + overhead

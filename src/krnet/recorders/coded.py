@@ -1,9 +1,9 @@
-"""What recorders that quantise and entropy-code have in common: fit, size, budget and replay.
+"""Shared by recorders quantized, transform and pca, which quantise and entropy-code: fit, size, budget and replay.
 
-    features -> Basis -> numbers --survey, encode--> CodedNumbers --> the file, beside the basis
-    budget -> the finest step with which the file keeps it -> settings
+    features -> Basis -> coefficients --measure, encode--> CodedMatrix -> the file, together with the basis
+    budget -> the finest quantisation step whose file fits the budget -> settings
 
-A recorder brings its settings and its Basis.
+A recorder supplies its settings and its Basis.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from krnet.features.samples import Samples
 from krnet.io.archive import TensorStore
 from krnet.recorders.base import Content, Job, Recorder, Stored, planned_overhead
 from krnet.recorders.basis import (
+    MAX_UNUSED_SHARE,
     PREFIX,
-    UNUSED,
     Basis,
     CodedReplayer,
     matrix_of,
@@ -49,38 +49,38 @@ from krnet.recorders.basis import (
 from krnet.recorders.growth import CodedGrowth
 from krnet.recorders.maps import once_for_features
 
-SEARCH_ROWS = 1024  # rows from which sizes are guessed
+SEARCH_ROWS = 1024  # samples from which a search estimates sizes
 
 
 class CodedRecorder(Recorder):
-    """A recorder of quantised, entropy-coded numbers: settings, and a Basis."""
+    """A recorder that quantises and entropy-codes the coefficients of a Basis."""
 
     config_class: ClassVar[type[CodedConfig]]
     inputs = frozenset({"start"})
     fast_is_exact = True
     grows = True
     headroom: ClassVar[int] = 2
-    """Of the symbols that tables may have, samples at hand take one part in so many where others are to come, which
-    may have wider numbers."""
+    """If the file is to grow, its first samples use at most MAX_ALPHABET / headroom symbols: coefficients of later
+    samples may be larger."""
 
     def learn(self, job: Job, config: Any) -> Any:
-        """What the basis is made of, and takes long to find: the same for every step."""
+        """The slow part of computing the basis; it does not depend on the step, and a search does it once."""
 
     @abstractmethod
     def basis(self, job: Job, config: Any, learned: Any) -> tuple[Basis, Any]:
-        """The basis, and the settings with all that they left open."""
+        """The basis, and the config with all open settings decided."""
 
     def draft(self, job: Job, config: Any, learned: Any) -> tuple[Matrix, Any, dict[str, int]]:
-        """The numbers that would be coded, the settings, and about how many bytes each tensor of the basis takes."""
+        """The matrix that would be coded, the complete config, and estimated bytes of each tensor of the basis."""
         basis, config = self.basis(job, config, learned)
         return matrix_of(job, basis), config, {name: tensor.nbytes for name, tensor in basis.tensors().items()}
 
     @abstractmethod
     def restore(self, samples: Samples, config: Any, store: TensorStore, low: Tensor, high: Tensor) -> Basis:
-        """The basis from a file; it goes to the device that `low` is on."""
+        """The basis, read from a file, on the device of `low`."""
 
     def stored_basis(self, shape: Sequence[int], config: Any) -> tuple[dict[str, Stored], int]:
-        """The tensors of the basis, and the numbers of a sample along it."""
+        """The tensors of the basis, and the number of coefficients of a sample."""
         return {}, math.prod(shape)
 
     def stored(self, shape: Sequence[int], num_samples: int, settings: Mapping[str, Any]) -> dict[str, Stored]:
@@ -89,7 +89,7 @@ class CodedRecorder(Recorder):
         coded = stored_matrix(PREFIX, num_samples, num_columns, config.block_size)
         return {**stored_edges(shape), **basis, **coded}
 
-    def _learn(self, job: Job, config: Any) -> Any:
+    def _learn_once(self, job: Job, config: Any) -> Any:
         return once_for_features(job, self.name, getattr(config, "components", None), lambda: self.learn(job, config))
 
     def fit(self, job: Job) -> Content:
@@ -98,76 +98,91 @@ class CodedRecorder(Recorder):
         config = from_dict(self.config_class, job.settings)
         started = time.perf_counter()
         with exact_math(), torch.inference_mode():
-            basis, config = self.basis(job, config, self._learn(job, config))
-            numbers = matrix_of(job, basis)
-            coded = encode(numbers, config, measure(numbers, config, num_planned=job.num_planned))
+            basis, config = self.basis(job, config, self._learn_once(job, config))
+            matrix = matrix_of(job, basis)
+            coded = encode(matrix, config, measure(matrix, config, num_planned=job.num_planned))
         tensors = {"low": job.stats.low, "high": job.stats.high, **basis.tensors(), **coded.tensors(PREFIX)}
         return Content(tensors=tensors, settings=asdict(config), seconds=time.perf_counter() - started)
 
     def size_bytes(self, job: Job, settings: Mapping[str, Any], *, max_rows: int | None = SEARCH_ROWS) -> int:
-        """About how large a file `fit` would make, without coding it; from all samples, or from `max_rows` of them.
+        """Estimated size of the file of `fit`, grown to all planned samples, without encoding it.
 
-        Like all sizes that a budget is kept with, when it has grown to all samples that are planned.
+        Measured on `max_rows` samples, or on all of them if that is None.
         """
         config = from_dict(self.config_class, settings)
         with exact_math(), torch.inference_mode():
-            numbers, config, own = self.draft(job, config, self._learn(job, config))
-            found = measure(numbers, config, max_rows=max_rows, num_planned=job.num_planned)
-        own |= {"low": job.stats.low.nbytes, "high": job.stats.high.nbytes}
+            matrix, config, basis_bytes = self.draft(job, config, self._learn_once(job, config))
+            stats = measure(matrix, config, max_rows=max_rows, num_planned=job.num_planned)
+        basis_bytes |= {"low": job.stats.low.nbytes, "high": job.stats.high.nbytes}
         stored = self.stored(job.source.shape, len(job.source), asdict(config))
         overhead = planned_overhead(job, len(stored), asdict(config))
-        return round(found.size_bytes) + sum(own.values()) + overhead
+        return round(stats.size_bytes) + sum(basis_bytes.values()) + overhead
 
     def for_budget(self, job: Job, budget: int) -> dict[str, Any]:
-        """The finest step that fits: found from some of the samples, then made sure of by coding all of them.
+        """The finest step whose file fits the budget.
 
-        None is finer than tables have symbols for, however large the budget. A recording that grows keeps its step;
-        new samples may have a wider dead zone.
+        The search estimates sizes from SEARCH_ROWS samples; then all samples are encoded to verify the result. No step
+        gives more symbols than MAX_ALPHABET, however large the budget. A recording that grows keeps its step; its new
+        samples may get a wider dead zone.
         """
         if job.start is not None:
             return CodedGrowth(job, self, self.config_class).for_budget(budget)
         given = dict(job.settings)
         if "step" in given:
             return given
-        self._learn(job, from_dict(self.config_class, given))  # refuses settings before any of them is tried
-        widest = min(2 * math.sqrt(math.prod(job.source.shape)) + 1, 1e3)  # beyond all numbers of an orthonormal basis
-        finest, unusable, aim, step, kept = 1e-6, 0.0, float(budget), self.config_class.step, None
+        self._learn_once(job, from_dict(self.config_class, given))  # refuses wrong settings before the search
+        # Normalised values lie in [0, 1]: no coefficient along an orthonormal basis exceeds sqrt(values).
+        max_step = min(2 * math.sqrt(math.prod(job.source.shape)) + 1, 1e3)
+        min_step, too_fine_step, aim_bytes = 1e-6, 0.0, float(budget)
+        step, best_step = self.config_class.step, None
 
         def smallness(step: float) -> float:
-            nonlocal unusable
+            nonlocal too_fine_step
             try:
                 return -math.log(self.size_bytes(job, {**given, "step": step}))
             except TooFineError:
-                unusable = max(unusable, step)
+                too_fine_step = max(too_fine_step, step)
                 return -math.inf
 
         for _ in range(4):
             found = find_least(
-                smallness, -math.log(aim), start=step, low=finest, high=widest, slack=UNUSED / 2, tries=16
+                smallness,
+                -math.log(aim_bytes),
+                start=step,
+                low=min_step,
+                high=max_step,
+                slack=MAX_UNUSED_SHARE / 2,
+                tries=16,
             )
-            step = float(f"{found or widest:.5g}")
-            usable, size = self._usable(job, given, step)
-            finest = usable if usable > step else finest
-            step = usable
-            if size <= budget:
-                kept = step if kept is None else min(step, kept)
-            at_an_end = found is None or step < 1.5 * unusable or step <= finest
-            if (1 - UNUSED) * budget <= size <= budget or (at_an_end and (size > budget) == (found is None)):
+            step = float(f"{found or max_step:.5g}")
+            usable_step, size_bytes = self._fit_usable_step(job, given, step)
+            min_step = usable_step if usable_step > step else min_step
+            step = usable_step
+            if size_bytes <= budget:
+                best_step = step if best_step is None else min(step, best_step)
+            # At an end of the range: no step fits, or a finer one would have too many symbols.
+            at_an_end = found is None or step < 1.5 * too_fine_step or step <= min_step
+            if (1 - MAX_UNUSED_SHARE) * budget <= size_bytes <= budget or (
+                at_an_end and (size_bytes > budget) == (found is None)
+            ):
                 break
-            # All samples take more, or less, than those that were searched with: aim by as much lower, or higher.
-            aim *= (1 - UNUSED / 4) * budget / size
-        return {**given, "step": step if kept is None else kept}
+            # The estimate from SEARCH_ROWS samples was off: correct the aim by the ratio of budget to real size.
+            aim_bytes *= (1 - MAX_UNUSED_SHARE / 4) * budget / size_bytes
+        return {**given, "step": step if best_step is None else best_step}
 
-    def _usable(self, job: Job, given: Mapping[str, Any], step: float) -> tuple[float, int]:
-        """The step, or the finest above it that all samples can be coded with; and the size of the file, at most."""
+    def _fit_usable_step(self, job: Job, given: Mapping[str, Any], step: float) -> tuple[float, int]:
+        """Encode all samples with `step`, or with the finest step above it that does not need too many symbols.
+
+        Returns that step, and an upper bound of the file's size.
+        """
         while True:
             try:
                 content = self.fit(replace(job, settings={**given, "step": step}))
                 first, sizes = (content.tensors[PREFIX + name].long() for name in ("first", "sizes"))
                 num_symbols = int((first + sizes).max() - first.min())
-                most = MAX_ALPHABET // (self.headroom if job.num_planned > len(job.source) else 1)
-                if num_symbols > most:
-                    raise too_fine(step, num_symbols, most)
+                max_symbols = MAX_ALPHABET // (self.headroom if job.num_planned > len(job.source) else 1)
+                if num_symbols > max_symbols:
+                    raise too_fine(step, num_symbols, max_symbols)
                 return step, planned_bytes(job, content, PREFIX)
             except TooFineError as error:
                 step = float(f"{max(error.coarser, 1.0005 * step):.5g}")

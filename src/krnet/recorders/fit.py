@@ -1,10 +1,10 @@
-"""What recorders that fit a network have in common: the trainee, the run with all its ways to end, the replayer.
+"""Shared by recorders that train a network: the training step, the run around it, and the replayer.
 
-    ids -> Feed -> values -> NetworkFit.outputs -> loss -> new weights      the whole step is one graph on a GPU
-    NetworkFit -> run_fit -> Outcome                                         checkpoints, target_r2, time, watcher
-    ids -> NetworkReplayer.inputs -> network -> original scale -> features   small batches are graphs, too
+    ids -> Feed -> values -> NetworkFit.outputs -> loss -> new weights       on a GPU each step is one CUDA graph
+    NetworkFit -> run_fit -> Content                                         checkpoints, target_r2, time limit, watcher
+    ids -> NetworkReplayer.inputs -> network -> original scale -> features   small batches are CUDA graphs, too
 
-A recorder brings its network, and what that network is given for a batch of IDs.
+A recorder supplies its network, and the network's inputs for a batch of IDs.
 """
 
 from __future__ import annotations
@@ -37,63 +37,63 @@ from krnet.recorders.base import Content, Job, Recorder, Replayer, Stored
 from krnet.train.config import FitConfig
 from krnet.train.loop import Checkpoint, Outcome, train
 
-NET = "net."
-WARM_UP, HOLD = 0.01, 0.3  # shares of a fit
-CPU_PART_BYTES = 16 << 20
-GRAPHED = (1, 16, 256)  # sizes to which small batches are filled up
-TARGET_EVERY = 50  # iterations between two looks at whether target_r2 is reached
-SEEN_SAMPLES = 4096  # shown to the head at a time, before the fit
+NET = "net."  # prefix of the network's tensors
+WARM_UP_SHARE, HOLD_SHARE = 0.01, 0.3  # shares of a fit: the learning rate rises during the one, falls after the other
+CPU_PART_BYTES = 16 << 20  # of the largest map in a batch on a CPU: more would not stay in its cache
+GRAPH_BATCH_SIZES = (1, 16, 256)  # small batches are padded to one of these, each of which has its CUDA graph
+TARGET_EVERY = 50  # iterations between two checks of target_r2
+HEAD_CHUNK_SAMPLES = 4096  # samples that the head takes at once, before the fit
 
 
 def learning_rate(schedule: str, progress: float) -> float:
-    """Share of the peak learning rate when `progress` (0 to 1) of the run is done."""
+    """The learning rate as a share of its peak, when the share `progress` (0 to 1) of the run is done."""
     if schedule == "paper":  # constant for one half, then linear down to a thousandth
         return 1.0 if progress < 0.5 else 1 - (progress - 0.5) / 0.5 * 0.999
-    rise = min(1.0, (progress + 1e-4) / WARM_UP)
-    return rise * min(1.0, (1 - progress) / (1 - HOLD))
+    warm_up = min(1.0, (progress + 1e-4) / WARM_UP_SHARE)
+    return warm_up * min(1.0, (1 - progress) / (1 - HOLD_SHARE))
 
 
 def optimizers_for(net: nn.Module, fit: FitConfig, device: torch.device) -> list[torch.optim.Optimizer]:
-    """Adam; with schedule "fast" Muon takes every matrix: FC layers, full convolutions, the deconvolution."""
+    """Adam for all weights; with schedule "fast", Muon for the matrices: FC layers, full (de)convolutions."""
     cuda = device.type == "cuda"
 
     def peak(lr: float) -> float | Tensor:
-        return torch.tensor(lr, device=device) if cuda else lr  # a graph reads it from memory
+        return torch.tensor(lr, device=device) if cuda else lr  # a CUDA graph reads it from device memory
 
-    muon: list[Tensor] = []
+    muon_weights: list[Tensor] = []
     if fit.schedule == "fast":
-        muon = [module.weight for module in matrices(net)]
-    chosen = {id(p) for p in muon}
-    rest = [p for p in net.parameters() if id(p) not in chosen]
-    made: list[torch.optim.Optimizer] = [
-        torch.optim.Adam(rest, lr=peak(fit.lr), fused=cuda, foreach=not cuda, capturable=cuda)
+        muon_weights = [module.weight for module in matrices(net)]
+    muon_ids = {id(p) for p in muon_weights}
+    adam_weights = [p for p in net.parameters() if id(p) not in muon_ids]
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.Adam(adam_weights, lr=peak(fit.lr), fused=cuda, foreach=not cuda, capturable=cuda)
     ]
-    if muon:
-        made.append(Muon(muon, lr=peak(fit.muon_lr)))
-    return made
+    if muon_weights:
+        optimizers.append(Muon(muon_weights, lr=peak(fit.muon_lr)))
+    return optimizers
 
 
 def batch_size(job: Job) -> int:
-    """Small sets in thirds: whole-set batches would spend most of a short fit on few, costly updates."""
+    """At most a third of the samples: batches of all of them would make updates few and costly in a short fit."""
     return min(job.fit.batch_size, max(32, -(-job.samples.num_samples // 3)))
 
 
 def stored_packed(prefix: str, net: nn.Module, plan: Mapping[str, Rounding]) -> dict[str, Stored]:
-    """The tensors that `coding.weights.pack` makes of a network; the bound of all of them stands at the stream."""
+    """The tensors that `coding.weights.pack` makes of a network; the stream's `most_bytes` bounds their sum."""
     shapes = {name: tuple(p.shape) for name, p in net.named_parameters()}
-    found = {name: Stored() for name in PACKED_TENSORS}
+    stored = {name: Stored() for name in PACKED_TENSORS}
     num_weights = sum(map(math.prod, shapes.values()))
-    found["stream"] = Stored(dtype=torch.uint8, most_bytes=packed_bytes(shapes, plan), num_decoded=num_weights)
-    return {prefix + name: tensor for name, tensor in found.items()}
+    stored["stream"] = Stored(dtype=torch.uint8, most_bytes=packed_bytes(shapes, plan), num_decoded=num_weights)
+    return {prefix + name: tensor for name, tensor in stored.items()}
 
 
 def stored_weights(prefix: str, net: nn.Module, dtype: torch.dtype = torch.float32) -> dict[str, Stored]:
-    """The weights of a network as they are."""
+    """The tensors of a network whose weights are stored unquantised."""
     return {prefix + name: Stored(tuple(p.shape), dtype) for name, p in net.named_parameters()}
 
 
 class NetworkFit(ABC):
-    """A trainee: one step draws a batch of IDs, compares decoded with true features, and updates the weights."""
+    """The trainee of train.loop: a step replays a batch of IDs, compares it with the features, updates the weights."""
 
     def __init__(self, job: Job, make: Callable[[], nn.Module]):
         self.job, self.device = job, job.device
@@ -103,14 +103,14 @@ class NetworkFit(ABC):
         self.net = net.to(self.device)
         self.low, self.high = job.stats.low.to(self.device), job.stats.high.to(self.device)
         self.optimizers = self.make_optimizers()
-        self.peak = [float(optimizer.param_groups[0]["lr"]) for optimizer in self.optimizers]
+        self.peak_lrs = [float(optimizer.param_groups[0]["lr"]) for optimizer in self.optimizers]
         self.feed = Feed(job.source, batch_size(job), job.fit.seed, self.device)
-        # A frozen copy: the caller's module keeps its mode and its gradients.
+        # A frozen copy, so that the caller's module keeps its mode and its gradients.
         self.head = None
         if job.head is not None:
-            with torch.no_grad():  # copies of TorchScript's parameters would remember where they come from
+            with torch.no_grad():  # otherwise copied TorchScript parameters carry a gradient history
                 self.head = copy.deepcopy(job.head).to(self.device).eval().requires_grad_(False)
-        self.seen = self._seen()
+        self.head_targets = self._compute_head_targets()
         self.sample_shape = job.source.shape or (1,)
         self.fused = job.fit.compile
         self.graph = self.capture() if self.fused and self.device.type == "cuda" else None
@@ -119,75 +119,87 @@ class NetworkFit(ABC):
         return optimizers_for(self.net, self.job.fit, self.device)
 
     def after_step(self, ids: Tensor) -> None:  # noqa: B027  most have none
-        """After the optimizers: whatever else a step changes."""
+        """Called after the optimizers: changes whatever they do not."""
 
     @torch.no_grad()
-    def _seen(self) -> Tensor | None:
-        """What the head makes of every sample (N, ...), where a GPU has room for it: found once, not in each step."""
+    def _compute_head_targets(self) -> Tensor | None:
+        """The head's outputs for all samples (N, ...), computed once instead of in each step.
+
+        None on a CPU, or where they would take more than a quarter of the GPU's free memory.
+        """
         if self.head is None or self.device.type != "cuda":
             return None
-        found: Tensor | None = None
+        targets: Tensor | None = None  # (N, ...)
         with fast_math(self.device):
-            for ids in torch.arange(len(self.job.source)).split(SEEN_SAMPLES):
+            for ids in torch.arange(len(self.job.source)).split(HEAD_CHUNK_SAMPLES):
                 part = self.head(self.job.source.read(ids).to(self.device).float()).float()
-                if found is None:
+                if targets is None:
                     if 4 * part[0].numel() * len(self.job.source) > free_bytes(self.device) // 4:
                         return None
-                    found = part.new_empty(len(self.job.source), *part.shape[1:])
-                found[ids[0] : ids[-1] + 1] = part
-        return found
+                    targets = part.new_empty(len(self.job.source), *part.shape[1:])
+                targets[ids[0] : ids[-1] + 1] = part
+        return targets
 
     @abstractmethod
     def outputs(self, ids: Tensor, target: Tensor) -> Tensor:
-        """What the network replays for these IDs, given their normalised features (B, *shape)."""
+        """The network's replays of these IDs. `target` (B, *shape) are their normalised features."""
 
     @abstractmethod
     def content(self, outcome: Outcome) -> Content:
-        """What the file holds if the fit ends here."""
+        """What the file would hold if the fit ended now."""
 
     def _losses(self, ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """L_kr1, and L_kr1 + gamma L_kr2; both sum over a sample's values and average over samples."""
-        target = normalise(values.view(len(values), *self.sample_shape), self.low, self.high)
+        target = normalise(values.view(len(values), *self.sample_shape), self.low, self.high)  # (B, *shape)
         output = self.outputs(ids, target).float().view_as(target)
-        first = (output - target).square().sum() / len(values)
+        feature_loss = (output - target).square().sum() / len(values)
         if self.head is None:
-            return first, first
-        # Samples come in random order: the first of them stand for all.
-        shown = slice(self.job.fit.num_head_samples(len(values)))
-        replayed = denormalise(output[shown], self.low, self.high).view_as(values[shown])
-        seen = self.head(replayed)
-        wanted = self.head(values[shown].float()) if self.seen is None else self.seen.index_select(0, ids[shown])
-        second = (seen.float() - wanted.float()).square().sum() / len(seen)
-        return first, first + self.job.fit.gamma * second
+            return feature_loss, feature_loss
+        # A batch is in random order, so its first samples are a random choice.
+        part = slice(self.job.fit.num_head_samples(len(values)))
+        replayed = denormalise(output[part], self.low, self.high).view_as(values[part])
+        head_outputs = self.head(replayed)
+        head_targets = (
+            self.head(values[part].float())
+            if self.head_targets is None
+            else self.head_targets.index_select(0, ids[part])
+        )
+        head_loss = (head_outputs.float() - head_targets.float()).square().sum() / len(head_outputs)
+        return feature_loss, feature_loss + self.job.fit.gamma * head_loss
 
     def step(self, iteration: int, progress: float) -> Tensor:
         self._set_rates(learning_rate(self.job.fit.schedule, progress))
         batch = self.feed.batch(iteration)
         return self._update(*batch) if self.graph is None else self.graph(*batch)
 
-    def _set_rates(self, share: float) -> None:
-        for optimizer, peak in zip(self.optimizers, self.peak, strict=True):
+    def _set_rates(self, lr_share: float) -> None:
+        """Set each learning rate to `lr_share` of its peak."""
+        for optimizer, peak_lr in zip(self.optimizers, self.peak_lrs, strict=True):
             group = optimizer.param_groups[0]
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(peak * share)
+                group["lr"].fill_(peak_lr * lr_share)
             else:
-                group["lr"] = peak * share
+                group["lr"] = peak_lr * lr_share
 
     def _update(self, *batch: Tensor) -> Tensor:
-        """The whole step, from IDs to new weights."""
+        """The whole step, from IDs to new weights; returns L_kr1."""
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         ids, values = batch[0], self.feed.values(*batch)
         with nullcontext() if self.fused else layers.plain(), fast_math(self.device):
-            first, total = self._losses(ids, values)
-        total.backward()
+            feature_loss, total_loss = self._losses(ids, values)
+        total_loss.backward()
         for optimizer in self.optimizers:
             optimizer.step()
         self.after_step(ids)
-        return first.detach()
+        return feature_loss.detach()
 
     def capture(self) -> Graphed:
-        """Now, so that compilation does not count as time spent fitting, and without moving a weight."""
+        """Record the step as a CUDA graph.
+
+        Done before the fit, so that compilation does not count as fitting time. Capturing runs the step: with learning
+        rates of 0 no weight moves, and the optimizers' moments are set back to 0 afterwards.
+        """
         self._set_rates(0.0)
         graph = Graphed(self._update, self.feed.batch(0), tune=True)
         for optimizer in self.optimizers:
@@ -210,15 +222,15 @@ class NetworkFit(ABC):
             for name, value in state.items():
                 if name.startswith(f"optimizer.{index}."):
                     number, key = name.split(".")[2:]
-                    kept = optimizer.state[params[int(number)]]
-                    if key in kept:  # a graph finds it there
-                        kept[key].copy_(value)
+                    param_state = optimizer.state[params[int(number)]]
+                    if key in param_state:  # in place: a CUDA graph reads this very tensor
+                        param_state[key].copy_(value)
                     else:
-                        kept[key] = value.to(params[int(number)].device, copy=True)
+                        param_state[key] = value.to(params[int(number)].device, copy=True)
 
 
 def run_fit(recorder: Recorder, trainee: NetworkFit, settings: Mapping[str, Any]) -> Content:
-    """Train to the end that the job asks for. A checkpoint is taken up again only under the same `settings`."""
+    """Train until iterations, time or target_r2 end the fit. A checkpoint is resumed only under the same `settings`."""
     job, stats = trainee.job, trainee.job.stats
     values_per_sample = stats.count // job.samples.num_samples
 
@@ -229,14 +241,14 @@ def run_fit(recorder: Recorder, trainee: NetworkFit, settings: Mapping[str, Any]
         target = job.fit.target_r2
         if target is None or iteration % TARGET_EVERY or batch_r2(loss) < target:
             return False
-        # The running loss says yes; all features, as they would be stored and replayed, have the last word.
+        # The running loss is an estimate: measure R2 on all features, as they would be stored and replayed.
         content = trainee.content(Outcome(iteration, 0.0, "target"))
         replayer = recorder.replay(job.samples, content.settings, content, job.device)
         return fidelity(replayer.decode, job.source, stats).r2 >= target
 
     checkpoint = None
     if job.checkpoint is not None:
-        # Features in memory and those read from disk come in another order.
+        # Feed.run is part of it: features read from disk come in another order than those in memory.
         fingerprint = {"features": stats.digest, "run": trainee.feed.run, **settings, **fit_fingerprint(job)}
         checkpoint = Checkpoint(job.checkpoint, fingerprint, job.fit.checkpoint_s)
     watch = job.watch
@@ -256,29 +268,31 @@ def run_fit(recorder: Recorder, trainee: NetworkFit, settings: Mapping[str, Any]
 
 
 class NetworkReplayer(Replayer):
+    """Replays by calling a network: ids -> inputs -> net -> original scale."""
+
     def __init__(
         self,
         net: nn.Module,
         inputs: Callable[[Tensor], Tensor],
-        widest: int,
+        max_map_values: int,
         samples: Samples,
         low: Tensor,
         high: Tensor,
         device: torch.device,
     ):
-        """inputs: IDs on the CPU -> what the network takes, on the device; widest: values of its largest map."""
+        """inputs: IDs on the CPU -> the network's inputs on the device; max_map_values: size of its largest map."""
         self.net, self.inputs = net.to(device), inputs
         self.shape, self.device = samples.shape, device
         self.low, self.high = low.to(device), high.to(device)
-        # What a CPU works on should stay in its cache: there large batches go through in parts.
-        self.step = max(1, CPU_PART_BYTES // (4 * widest)) if device.type == "cpu" else 1 << 30
+        # On a CPU large batches are replayed in parts whose maps stay in its cache.
+        self.part_samples = max(1, CPU_PART_BYTES // (4 * max_map_values)) if device.type == "cpu" else 1 << 30
         self._uses: Counter[tuple[int, bool]] = Counter()
         self._graphs: dict[tuple[int, bool], Graphed] = {}
         self._lock = threading.Lock()
 
     @cached_property
-    def half(self) -> nn.Module:
-        """The matrices in bf16, so that `fast` need not round them again for every batch."""
+    def bf16_net(self) -> nn.Module:
+        """The network with its matrices in bf16, so that `fast` does not convert them again for every batch."""
         net = copy.deepcopy(self.net)
         for module in matrices(net):
             module.to(torch.bfloat16)
@@ -287,20 +301,23 @@ class NetworkReplayer(Replayer):
     @torch.inference_mode()
     def decode(self, ids: Tensor, *, fast: bool = False) -> Tensor:
         fast = fast and self.device.type == "cuda"
-        if self.device.type == "cuda" and len(ids) <= GRAPHED[-1]:
-            return self._replay(self.inputs(ids), fast)
-        parts = [self._decode(self.inputs(part), fast) for part in ids.split(self.step)]
+        if self.device.type == "cuda" and len(ids) <= GRAPH_BATCH_SIZES[-1]:
+            return self._decode_by_graph(self.inputs(ids), fast)
+        parts = [self._decode(self.inputs(part), fast) for part in ids.split(self.part_samples)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _decode(self, inputs: Tensor, fast: bool) -> Tensor:
         with fast_math(self.device) if fast else exact_math():
-            output = (self.half if fast else self.net)(inputs)
+            output = (self.bf16_net if fast else self.net)(inputs)
         output = output.float().reshape(len(inputs), *(self.shape or (1,)))
         return denormalise(output, self.low, self.high).reshape(len(inputs), *self.shape)
 
-    def _replay(self, inputs: Tensor, fast: bool) -> Tensor:
-        """Small batches wait for Python more than for the GPU: from the third on they are one graph."""
-        size = next(size for size in GRAPHED if len(inputs) <= size)
+    def _decode_by_graph(self, inputs: Tensor, fast: bool) -> Tensor:
+        """Replay a small batch by a CUDA graph, since Python takes longer to launch its kernels than they run.
+
+        Capturing takes time, too: the first two batches of each size are decoded without a graph.
+        """
+        size = next(size for size in GRAPH_BATCH_SIZES if len(inputs) <= size)
         key = size, fast
         with self._lock:
             self._uses[key] += 1
@@ -314,19 +331,20 @@ class NetworkReplayer(Replayer):
 
 
 def fit_fingerprint(job: Job) -> dict[str, Any]:
-    """What a resumed fit must have in common with the one it goes on from, beside features and network."""
+    """What a resumed fit must share with the interrupted one, beside its features and network settings."""
     fit = asdict(job.fit)
-    kept = {name: fit[name] for name in ("batch_size", "schedule", "lr", "muon_lr", "seed", "iterations")}
+    fingerprint = {name: fit[name] for name in ("batch_size", "schedule", "lr", "muon_lr", "seed", "iterations")}
     labels, head = job.samples.labels, job.head
-    kept["labels"] = None if labels is None else digest([labels])
-    kept["head"] = None if head is None else digest(head.state_dict().values())
-    kept["start"] = None if job.start is None else job.start.fingerprint
-    kept["gamma"] = None if head is None else job.fit.gamma
-    kept["shown"] = None if head is None else job.fit.num_head_samples(job.fit.batch_size)
-    return kept
+    fingerprint["labels"] = None if labels is None else digest([labels])
+    fingerprint["head"] = None if head is None else digest(head.state_dict().values())
+    fingerprint["start"] = None if job.start is None else job.start.fingerprint
+    fingerprint["gamma"] = None if head is None else job.fit.gamma
+    fingerprint["shown"] = None if head is None else job.fit.num_head_samples(job.fit.batch_size)
+    return fingerprint
 
 
 def digest(tensors: Iterable[Tensor]) -> str:
+    """A hash of the tensors' bytes."""
     hasher = hashlib.blake2b(digest_size=16)
     for tensor in tensors:
         hasher.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

@@ -1,9 +1,10 @@
-"""A job's features as recorders see them: in [0, 1], the range of each channel, a few samples at a time.
+"""A job's features as recorders see them: each channel scaled to [0, 1], read a few samples at a time.
 
-    job, ids -> normalised -> (n, channels, ...) on the job's device
-    job -> mean_map, coordinates -> what is made of all of them
+    job, ids -> normalised        -> (n, channels, ...) on the job's device
+    job      -> mean_map          -> (channels, ...)
+    job, mean, axes -> coordinates -> (N, k)
 
-What a recorder learns of features, and takes long to find, is kept here while they are there.
+Results that take long to compute from the features (such as principal axes) are cached by `once_for_features`.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from krnet.features.stats import normalise
 from krnet.recorders.base import Job
 
 T = TypeVar("T")
-READ_SAMPLES = 4096  # at a time, where few numbers are made of each
-LEARNED = weakref.WeakKeyDictionary[FeatureSource, tuple[object, Any]]()  # the latest, gone with the features
+READ_SAMPLES = 4096  # samples that `coordinates` reads at a time
+# Features -> (key, result) of the latest `once_for_features`; the entry is dropped together with the features.
+LEARNED_CACHE = weakref.WeakKeyDictionary[FeatureSource, tuple[object, Any]]()
 
 
 def normalised(job: Job, ids: Tensor) -> Tensor:
@@ -33,14 +35,14 @@ def normalised(job: Job, ids: Tensor) -> Tensor:
 
 
 def normalised_chunks(job: Job, ids: Tensor | None = None) -> Iterator[Tensor]:
-    """Those of all samples, or of these, CHUNK_BYTES at once."""
+    """Normalised features of all samples, or of those with these IDs, in chunks of CHUNK_BYTES."""
     ids = torch.arange(len(job.source)) if ids is None else ids
-    for some in ids.split(max(1, CHUNK_BYTES // (4 * math.prod(job.source.shape)))):
-        yield normalised(job, some)
+    for chunk_ids in ids.split(max(1, CHUNK_BYTES // (4 * math.prod(job.source.shape)))):
+        yield normalised(job, chunk_ids)
 
 
 def mean_map(job: Job) -> Tensor:
-    """Mean of all samples, normalised: (channels, ...) float32."""
+    """Mean of the normalised features of all samples: (channels, ...) float32."""
     total = torch.zeros(job.source.shape or (1,), dtype=torch.float64, device=job.device)
     for x in normalised_chunks(job):
         total += x.sum(0, dtype=torch.float64)
@@ -48,17 +50,17 @@ def mean_map(job: Job) -> Tensor:
 
 
 def coordinates(job: Job, mean: Tensor, axes: Tensor) -> Tensor:
-    """All samples, less the mean (values,), along axes (values, k): (N, k), on the job's device."""
-    found = torch.empty(len(job.source), axes.shape[1], device=job.device)
+    """(x - mean) @ axes for all samples x: (N, k) on the job's device. mean (values,), axes (values, k)."""
+    found = torch.empty(len(job.source), axes.shape[1], device=job.device)  # (N, k)
     for ids in torch.arange(len(job.source)).split(READ_SAMPLES):
         found[ids.to(job.device)] = (normalised(job, ids).flatten(1) - mean) @ axes
     return found
 
 
 def once_for_features(job: Job, recorder: str, components: int | None, learn: Callable[[], T]) -> T:
-    """`learn()`, once for the same features: a search among settings fits them many times."""
+    """The result of `learn()`, computed once for the same features: a search for settings fits them many times."""
     key = (recorder, str(job.device), job.fit.seed, components)
-    if LEARNED.get(job.source, (None, None))[0] != key:
-        LEARNED[job.source] = key, learn()
-    found: T = LEARNED[job.source][1]
-    return found
+    if LEARNED_CACHE.get(job.source, (None, None))[0] != key:
+        LEARNED_CACHE[job.source] = key, learn()
+    learned: T = LEARNED_CACHE[job.source][1]
+    return learned

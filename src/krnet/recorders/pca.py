@@ -1,12 +1,14 @@
-"""Principal components of whole maps: k numbers a sample, and k maps to add up.
+"""Principal components of whole maps: k coordinates for each sample, and k axes that all samples share.
 
-    x (values,) in [0, 1] -> minus the mean map -> coordinates along k axes -> step -> ANS
-    mean + sum over k of coordinate_k axis_k -> x
+    x (values,) in [0, 1] -> minus the mean map -> coordinates along k axes -> quantise -> ANS
+    ids -> coordinates -> mean + sum over k of coordinate_k * axis_k -> x
 
-The axes are orthonormal, so that one step serves all coordinates: narrow ones take few bits by themselves. The axes are
-coded, too. An axis' error matters as much as its coordinates are wide, so each is scaled by its standard deviation and
-all are rounded to step / sqrt(N): with N samples to share them, a bit more for the axes then gains as much as a bit
-more for the coordinates. (Stored as fp16 with coordinates of 8 bits, the same R2 takes four times the bytes.)
+The axes are orthonormal, so one quantisation step serves all coordinates: those that vary little take few bits.
+
+The axes are quantised and entropy-coded, too. The error of an axis is multiplied by the coordinates along it, so each
+axis is scaled by their standard deviation. All scaled axes have the step / sqrt(N): N samples share them, and with
+this step a bit more for the axes gains as much as a bit more for the coordinates. (Axes in fp16 with coordinates of 8
+bits take four times the bytes for the same R2.)
 """
 
 from __future__ import annotations
@@ -40,16 +42,16 @@ from krnet.recorders.basis import Basis, stored_matrix
 from krnet.recorders.coded import SEARCH_ROWS, CodedRecorder
 from krnet.recorders.maps import normalised
 
-WHOLE = CodedConfig(step=1.0, block_size=MAX_BLOCK)  # how the axes are coded, once they are scaled
+AXES_CONFIG = CodedConfig(step=1.0, block_size=MAX_BLOCK)  # the scaled axes are rounded to whole numbers
 
 
 @dataclass(frozen=True, kw_only=True)
 class PCAConfig(CodedConfig):
     step: float = 0.2
-    # As in transform.py.
+    # For the reason given in transform.py.
     centroid: float = 0.25
     components: int | None = None
-    """Axes kept; by default those along which the features vary by more than 0.45 steps (standard deviation)."""
+    """Number of axes; by default all along which the features have a standard deviation of more than 0.45 steps."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,24 +60,30 @@ class PCAConfig(CodedConfig):
 
 
 class Components(Basis):
+    """The mean map, and the axes as the file holds them."""
+
     def __init__(self, mean: Tensor, scale: Tensor, coded: CodedMatrix, axes: Tensor | None = None):
-        """mean (values,) float16; scale (k,); coded: the axes, scaled, (values, k); axes (k, values): not yet coded."""
+        """mean (values,) float16; scale (k,); coded: the axes times their scales, (values, k); axes (k, values): the
+        axes before they were coded, where they are known."""
         self.mean, self.scale, self.coded = mean, scale, coded
         self.num_columns = len(scale)
-        scaled = MatrixReader(coded, WHOLE, mean.device).read(torch.arange(len(mean)))
-        self.restored = (scaled / scale).T.contiguous()  # (k, values)
-        self._axes = axes
+        scaled = MatrixReader(coded, AXES_CONFIG, mean.device).read(torch.arange(len(mean)))
+        self.decoded_axes = (scaled / scale).T.contiguous()  # (k, values)
+        self._exact_axes = axes
 
     @cached_property
     def axes(self) -> Tensor:
-        """What features are seen along. Rounded axes are not quite orthonormal: then those of the least squares."""
-        return least_squares(self.restored) if self._axes is None else self._axes
+        """The axes (k, values) that features are projected on.
+
+        Where only the decoded axes are known, which are not quite orthonormal, the projection is by least squares.
+        """
+        return least_squares(self.decoded_axes) if self._exact_axes is None else self._exact_axes
 
     def forward(self, x: Tensor) -> Tensor:
         return (x.flatten(1) - self.mean.float()) @ self.axes.T
 
     def inverse(self, numbers: Tensor) -> Tensor:
-        return torch.addmm(self.mean.float(), numbers, self.restored)
+        return torch.addmm(self.mean.float(), numbers, self.decoded_axes)
 
     def tensors(self) -> dict[str, Tensor]:
         return {"mean": self.mean, "scale": self.scale, **self.coded.tensors(AXES)}
@@ -85,40 +93,41 @@ class Components(Basis):
 class PCARecorder(CodedRecorder):
     name = "pca"
     config_class = PCAConfig
-    variants = ({"centroid": -0.5},)  # a little less R2, and more that a classifier gets right
+    variants = ({"centroid": -0.5},)  # a slightly lower R2, but a classifier is right more often
 
     def learn(self, job: Job, config: PCAConfig) -> Axes:
-        most = min(math.prod(job.source.shape), len(job.source))
-        if config.components is not None and config.components > most:
+        max_axes = min(math.prod(job.source.shape), len(job.source))
+        if config.components is not None and config.components > max_axes:
             raise SettingError(
                 f"components is {config.components}; {len(job.source)} samples of shape {job.source.shape} have at "
-                f"most {most}"
+                f"most {max_axes}"
             )
         return principal_axes(job, config.components)
 
     def basis(self, job: Job, config: PCAConfig, learned: Axes) -> tuple[Components, PCAConfig]:
-        axes, scale, numbers = self._scaled(job, config, learned)
-        basis = Components(learned.mean.half(), scale, encode(numbers, WHOLE, measure(numbers, WHOLE)), axes)
+        axes, scale, matrix = self._scale_axes(job, config, learned)
+        coded = encode(matrix, AXES_CONFIG, measure(matrix, AXES_CONFIG))
+        basis = Components(learned.mean.half(), scale, coded, axes)
         return basis, replace(config, components=len(axes))
 
     def draft(self, job: Job, config: PCAConfig, learned: Axes) -> tuple[Matrix, PCAConfig, dict[str, int]]:
-        """Without coding the axes, which would take as long as all the rest of a search."""
-        axes, scale, numbers = self._scaled(job, config, learned)
-        own = {"mean": 2 * len(learned.mean), "scale": scale.nbytes}
-        own |= {f"{AXES}{name}": 0 for name in CODED_TENSORS}
-        own[f"{AXES}stream"] = round(measure(numbers, WHOLE, max_rows=SEARCH_ROWS).size_bytes)
-        rows = lambda ids: (normalised(job, ids).flatten(1) - learned.mean) @ axes.T  # noqa: E731
-        return Matrix(rows, len(job.source), len(axes)), replace(config, components=len(axes)), own
+        """As in CodedRecorder, without coding the axes, which would take as long as the rest of the search."""
+        axes, scale, matrix = self._scale_axes(job, config, learned)
+        basis_bytes = {"mean": 2 * len(learned.mean), "scale": scale.nbytes}
+        basis_bytes |= {f"{AXES}{name}": 0 for name in CODED_TENSORS}
+        basis_bytes[f"{AXES}stream"] = round(measure(matrix, AXES_CONFIG, max_rows=SEARCH_ROWS).size_bytes)
+        project = lambda ids: (normalised(job, ids).flatten(1) - learned.mean) @ axes.T  # noqa: E731
+        return Matrix(project, len(job.source), len(axes)), replace(config, components=len(axes)), basis_bytes
 
-    def _scaled(self, job: Job, config: PCAConfig, learned: Axes) -> tuple[Tensor, Tensor, Matrix]:
-        """The axes that are kept (k, values), their scales (k,), and the numbers that are to be coded of them."""
+    def _scale_axes(self, job: Job, config: PCAConfig, learned: Axes) -> tuple[Tensor, Tensor, Matrix]:
+        """The axes that are kept (k, values), their scales (k,), and the scaled axes (values, k) that are coded."""
         num_kept = config.components or max(1, int((learned.std > WORTH * config.step).sum()))
         assert num_kept <= len(learned.axes), f"{num_kept} axes of {len(learned.axes)} that were learned"
         axes, std = learned.axes[:num_kept], learned.std[:num_kept]
         std = torch.where(std > 0, std, 1.0)
-        wide = (axes * std[:, None]).abs().max().item()
-        scale = std / max(config.step / math.sqrt(job.num_planned), wide / FINEST)
-        scaled = (axes * scale[:, None]).T  # (values, k), to be rounded to whole numbers
+        largest = (axes * std[:, None]).abs().max().item()
+        scale = std / max(config.step / math.sqrt(job.num_planned), largest / FINEST)
+        scaled = (axes * scale[:, None]).T  # (values, k), rounded to whole numbers when coded
         return axes, scale, Matrix.of(scaled)
 
     def stored_basis(self, shape: Sequence[int], config: PCAConfig) -> tuple[dict[str, Stored], int]:

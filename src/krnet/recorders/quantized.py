@@ -1,10 +1,11 @@
-"""Each value by itself: rounded to multiples of a step, and entropy-coded.
+"""Quantise every value on its own, and entropy-code the symbols.
 
-    x in [0, 1] per channel -> symbol floor(|x - zero| / step + 1 - dead_zone) -> ANS -> centroid of the symbol
+    x in [0, 1] per channel -> d = x - zero -> symbol sign(d) * floor(|d| / step + 1 - dead_zone) -> ANS
+    ids -> symbols -> centroids of their bins + zero -> x
 
-`zero` is where the feature value 0 falls in its channel's range, so that the wide bin holds what a ReLU cut off.
-Each (channel, position) has the entropy table that suits it of at most 256: positions of a channel differ more from
-each other than from the same position elsewhere, and one table a channel takes more bytes.
+`zero` is the place of the feature value 0 in its channel's range: the dead zone is around it, where a ReLU puts many
+values. Each (channel, position) uses the best of at most 256 entropy tables. One table per channel takes more bytes:
+positions of a channel differ more from each other than from the same position in other channels.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ from krnet.recorders.coded import CodedRecorder
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizedConfig(CodedConfig):
-    # Half of the values of a ReLU are 0 and cheap: a wider bin for them saves bytes at the same R2.
+    # Half of the values after a ReLU are 0: a wider dead zone saves bytes at the same R2.
     dead_zone: float = 0.75
 
 
 class Values(Basis):
+    """The values themselves, relative to the feature value 0."""
+
     def __init__(self, shape: tuple[int, ...], low: Tensor, high: Tensor):
         span = high - low
         self.num_columns = math.prod(shape)
@@ -50,8 +53,8 @@ class Values(Basis):
 class QuantizedRecorder(CodedRecorder):
     name = "quantized"
     config_class = QuantizedConfig
-    variants = ({"centroid": 0.5},)  # less R2, and far more that a classifier gets right
-    headroom = 1  # new values never leave the channels' range
+    variants = ({"centroid": 0.5},)  # a lower R2, but a classifier is right far more often
+    headroom = 1  # new values stay in the channels' range, so they need no spare symbols
 
     def basis(self, job: Job, config: QuantizedConfig, learned: Any) -> tuple[Values, QuantizedConfig]:
         low, high = (edge.to(job.device) for edge in (job.stats.low, job.stats.high))

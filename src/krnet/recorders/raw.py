@@ -1,8 +1,9 @@
-"""The features themselves, as they are: what every other way to store them is measured against.
+"""Store the features as they are: the reference for every other recorder.
 
     values (N, *shape) -> the file -> values[ids]
 
-No fit and no error in float32; float16 halves the bytes and rounds to 11 bits. By default features of float16 stay so.
+Nothing is fitted. float32 has no error; float16 halves the bytes and rounds to 11 significant bits. By default float16
+features are stored as float16, and all others as float32.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from krnet.recorders.base import (
 )
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
-CHUNK_BYTES = 64 << 20  # read at once
+CHUNK_BYTES = 64 << 20  # bytes of features read at once
 
 
 class RawReplayer(Replayer):
@@ -44,15 +45,15 @@ class RawReplayer(Replayer):
 @dataclass(frozen=True, kw_only=True)
 class RawConfig:
     dtype: str | None = None
-    """float32 or float16; by default the one that the features have, float32 where they have neither."""
+    """float32 or float16; by default that of the features, and float32 if they have another one."""
 
     def __post_init__(self) -> None:
         if self.dtype is not None:
             check_choice("dtype", self.dtype, DTYPES)
 
 
-def own_dtype(job: Job) -> str:
-    """The smallest that loses nothing."""
+def default_dtype(job: Job) -> str:
+    """float16 for float16 features, which loses nothing; float32 for all others."""
     return "float16" if job.source.dtype == torch.float16 else "float32"
 
 
@@ -63,10 +64,10 @@ class RawRecorder(Recorder):
     fast_is_exact = True
 
     def fit(self, job: Job) -> Content:
-        name = from_dict(RawConfig, job.settings).dtype or own_dtype(job)
+        name = from_dict(RawConfig, job.settings).dtype or default_dtype(job)
         values = torch.empty((len(job.source), *job.source.shape), dtype=DTYPES[name])
-        step = max(1, CHUNK_BYTES // job.source.sample_bytes)
-        for ids in torch.arange(len(job.source)).split(step):
+        num_samples = max(1, CHUNK_BYTES // job.source.sample_bytes)
+        for ids in torch.arange(len(job.source)).split(num_samples):
             values[ids[0] : ids[-1] + 1] = job.source.read(ids)
         if not values.isfinite().all():
             low, high = job.stats.low.min().item(), job.stats.high.max().item()
@@ -77,12 +78,12 @@ class RawRecorder(Recorder):
         return Content(tensors={"values": values}, settings={"dtype": name})
 
     def for_budget(self, job: Job, budget: int) -> dict[str, Any]:
-        """All of the features where it fits, else float16 where that holds the values."""
-        whole: dict[str, Any] = {"dtype": own_dtype(job)}
-        size = file_bytes(job, self.stored(job.source.shape, len(job.source), whole), whole)
-        widest = max(-job.stats.low.min().item(), job.stats.high.max().item())
-        half = size > budget and widest <= torch.finfo(torch.float16).max
-        return {**({"dtype": "float16"} if half else whole), **job.settings}
+        """The default dtype where that fits the budget; else float16, if all values are in its range."""
+        default: dict[str, Any] = {"dtype": default_dtype(job)}
+        size = file_bytes(job, self.stored(job.source.shape, len(job.source), default), default)
+        largest = max(-job.stats.low.min().item(), job.stats.high.max().item())
+        half = size > budget and largest <= torch.finfo(torch.float16).max
+        return {**({"dtype": "float16"} if half else default), **job.settings}
 
     def least_bytes(self, num_samples: int, shape: Sequence[int], settings: Mapping[str, Any]) -> int:
         smallest = from_dict(RawConfig, settings).dtype or "float16"

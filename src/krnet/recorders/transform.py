@@ -1,9 +1,9 @@
-"""Transform coding: channels decorrelated by their covariance, positions by a cosine transform, one step for all.
+"""Transform coding: decorrelate channels by a KLT and positions by a DCT, then quantise all coefficients alike.
 
-    x (C, h, w) in [0, 1] -> minus the mean map -> KLT over channels -> DCT-II over h and w -> step -> ANS
+    x (C, h, w) in [0, 1] -> minus the mean map -> KLT over channels -> DCT-II over h and w -> quantise -> ANS
 
-Both transforms are orthonormal: an error of a coefficient is as large in the features, so that one step serves all.
-Features without positions have the KLT alone; those with more axes a DCT along each.
+Both transforms are orthonormal: an error in a coefficient is an error of the same size in the features, so one
+quantisation step serves all. Vectors have the KLT alone; features with more axes have a DCT along each of them.
 """
 
 from __future__ import annotations
@@ -24,23 +24,25 @@ from krnet.recorders.basis import Basis
 from krnet.recorders.coded import CodedRecorder
 from krnet.recorders.maps import mean_map, normalised_chunks
 
-MAX_SIZE = 4096  # of an axis: its transform is a matrix of size x size
+MAX_AXIS_SIZE = 4096  # the transform of an axis is a (size, size) matrix
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformConfig(CodedConfig):
     step: float = 0.18
-    # A little better than 0.5 for maps after a ReLU, in the same bytes.
+    # For maps after a ReLU a little better than 0.5 at the same size.
     dead_zone: float = 0.65
-    # Replays are cut to the range of the features: of those that a ReLU left, coefficients beyond their centroids are
-    # the better ones, and a classifier reads them better, too.
+    # Replays are clamped to the range of the features. After a ReLU this favours coefficients larger than their
+    # centroids: the error is lower, and a classifier is right more often.
     centroid: float = 0.25
 
 
 class KLTxDCT(Basis):
+    """A KLT over channels and a DCT over every further axis."""
+
     def __init__(self, shape: tuple[int, ...], mean: Tensor, klt: Tensor):
         self.shape, self.num_columns = shape, math.prod(shape)
-        self.mean, self.klt = mean, klt  # (C, h, w) and (C, C), both float16: row k is axis k
+        self.mean, self.klt = mean, klt  # (C, h, w) and (C, C), both float16; row k of klt is axis k
         self.dcts = [dct(size).to(mean.device) for size in shape[1:]]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -59,7 +61,7 @@ class KLTxDCT(Basis):
 
 
 def dct(size: int) -> Tensor:
-    """The orthonormal DCT-II (frequencies, positions)."""
+    """The orthonormal DCT-II as a matrix (frequencies, positions)."""
     k = torch.arange(size, dtype=torch.float64)
     matrix = (math.pi / size * k[:, None] * (k + 0.5)).cos() * math.sqrt(2 / size)
     matrix[0] /= math.sqrt(2)
@@ -70,15 +72,15 @@ def dct(size: int) -> Tensor:
 class TransformRecorder(CodedRecorder):
     name = "transform"
     config_class = TransformConfig
-    variants = ({"centroid": -0.5},)  # less R2, and more that a classifier gets right
+    variants = ({"centroid": -0.5},)  # a lower R2, but a classifier is right more often
 
     def learn(self, job: Job, config: TransformConfig) -> KLTxDCT:
-        """Principal axes of the channels, over all samples and positions."""
+        """The mean map, and the principal axes of the channels over all samples and positions."""
         shape = job.source.shape or (1,)
-        if max(shape) > MAX_SIZE:
+        if max(shape) > MAX_AXIS_SIZE:
             raise InputError(
                 f"features of shape {shape}; recorder transform needs a matrix of size x size for every axis, and "
-                f"takes sizes of at most {MAX_SIZE}. Take recorder pca or quantized"
+                f"takes sizes of at most {MAX_AXIS_SIZE}. Take recorder pca or quantized"
             )
         mean = mean_map(job)
         covariance = torch.zeros(shape[0], shape[0], device=job.device)
@@ -100,8 +102,8 @@ class TransformRecorder(CodedRecorder):
         self, samples: Samples, config: TransformConfig, store: TensorStore, low: Tensor, high: Tensor
     ) -> KLTxDCT:
         shape = samples.shape or (1,)
-        if max(shape) > MAX_SIZE:
-            raise OversizedRecordingError(f"shape {shape}; expected sizes of at most {MAX_SIZE}. Record again")
+        if max(shape) > MAX_AXIS_SIZE:
+            raise OversizedRecordingError(f"shape {shape}; expected sizes of at most {MAX_AXIS_SIZE}. Record again")
         mean = store.tensor("mean", shape=shape, dtype=torch.float16)
         klt = store.tensor("klt", shape=(shape[0], shape[0]), dtype=torch.float16)
         return KLTxDCT(shape, mean.to(low.device), klt.to(low.device))

@@ -1,9 +1,9 @@
-"""Gradient descent on batches, as a trainee of the one training loop: every network but the recorders' trains here.
+"""Train classifiers by SGD or Adam: what train/loop.py runs for all networks except those of recorders.
 
     iteration -> Batches.inputs -> few small tensors -> Batches.tensors -> loss -> SGD or Adam -> new weights
                                                        '------- one CUDA graph, on a GPU -------'
 
-What differs between methods comes in as the batches and the loss.
+Methods differ in the batches and the loss that they pass in.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from krnet.features.sampler import BatchOrder
 from krnet.train.loop import Checkpoint, Status, train
 
 Watch = Callable[[Status], None]
-DRAWN_AT_ONCE = 256  # iterations
+ITERATIONS_PER_DRAW = 256  # iterations whose crops and flips are drawn together
 
 
 @dataclass(frozen=True)
 class Saving:
-    """Where an unfinished piece of work is kept, how often, and whether to go on from what is there."""
+    """Where to save unfinished work, how often, and whether to resume from what is there."""
 
     path: Path
     resume: bool = False
@@ -42,26 +42,26 @@ class Batches(Protocol):
     num_samples: int
 
     def inputs(self, iteration: int) -> tuple[Tensor, ...]:
-        """What is drawn anew for each step; tensors of fixed shapes, a function of the iteration alone."""
+        """Sample IDs and random numbers of a step: tensors of fixed shapes that depend on the iteration alone."""
 
     def tensors(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """The batch itself: no more than gathers and arithmetic on the device."""
+        """The batch, computed on the device by gathers and arithmetic, so that a CUDA graph can contain it."""
 
 
 class Draws:
-    """Crops and flips for every iteration, drawn many at a time: one by one they would cost more than a small step."""
+    """Random crops and flips (B, 3) of every iteration, drawn for many at a time: one by one would take too long."""
 
     def __init__(self, batch_size: int, shift: int, flip: bool, seed: int, device: torch.device):
         self.batch_size, self.shift, self.flip, self.seed, self.device = batch_size, shift, flip, seed, device
         self._block = lru_cache(maxsize=2)(self._draw)
 
     def _draw(self, block: int) -> Tensor:
-        drawn = augment.draw(DRAWN_AT_ONCE * self.batch_size, self.shift, self.flip, self.seed, block)
-        return drawn.view(DRAWN_AT_ONCE, self.batch_size, 3).to(self.device)
+        drawn = augment.draw(ITERATIONS_PER_DRAW * self.batch_size, self.shift, self.flip, self.seed, block)
+        return drawn.view(ITERATIONS_PER_DRAW, self.batch_size, 3).to(self.device)
 
     def __call__(self, iteration: int) -> Tensor:
-        block, place = divmod(iteration, DRAWN_AT_ONCE)
-        return self._block(block)[place]
+        block, index = divmod(iteration, ITERATIONS_PER_DRAW)
+        return self._block(block)[index]
 
 
 class ImageBatches:
@@ -78,7 +78,7 @@ class ImageBatches:
         augmented: bool = True,
         transform: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
     ):
-        """transform: what is done to a batch last, images and labels; part of the CUDA graph, so of fixed shapes."""
+        """transform(images, labels) is applied to each batch last; it is in the CUDA graph, so shapes must be fixed."""
         self.images, self.seed, self.transform = images, seed, transform
         self.labels, self.ids = labels.to(images.device), ids.to(images.device)
         self.order = BatchOrder(len(ids), batch_size, seed, device=images.device)
@@ -96,7 +96,7 @@ class ImageBatches:
 
 
 class Images:
-    """The pixels of a split on the device, as bytes; turned into what a network reads when a batch is taken."""
+    """The pixels of a data split, on the device as bytes; `take` crops and normalises a batch of them."""
 
     def __init__(self, data: DataSet, pixels: Tensor, device: torch.device):
         self.data, self.device = data, device
@@ -107,7 +107,7 @@ class Images:
         return len(self.pixels)
 
     def take(self, ids: Tensor, draws: Tensor | None = None) -> Tensor:
-        """Normalised images (B, *input_shape) float32, channels last on a GPU; without draws their middle."""
+        """Normalised images (B, *input_shape) float32, channels last on a GPU. Without draws the crop is central."""
         data, pixels = self.data, self.pixels[ids]
         if draws is not None and (data.shift or data.flip):
             pixels = augment.crop_flip(pixels, draws, data.pad, data.crop)
@@ -119,7 +119,7 @@ class Images:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Learning rate and stopping: SGD or Adam, falling by `decay` at each of `drops` (shares of the run)."""
+    """Optimizer, epochs and learning rate, which is multiplied by `decay` at each of `drops` (shares of the run)."""
 
     epochs: int
     lr: float
@@ -130,12 +130,13 @@ class Schedule:
     optimizer: str = "sgd"
 
     def share(self, progress: float) -> float:
+        """Factor of the learning rate at this progress, 0 to 1."""
         return self.decay ** sum(progress >= drop for drop in self.drops)
 
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters that share a learning rate."""
+    """Parameters with the learning rate lr * lr_scale; weight_decay None takes the schedule's."""
 
     params: Sequence[nn.Parameter]
     lr_scale: float = 1.0
@@ -143,7 +144,10 @@ class Group:
 
 
 class Descent:
-    """A Work: trains `modules` by `loss` over `batches`, for so many epochs of them."""
+    """Train `modules` to minimise `loss` on `batches`, for the epochs of `schedule`.
+
+    Both a Trainee (train/loop.py) and a Work (learners/base.py).
+    """
 
     def __init__(
         self,
@@ -168,18 +172,18 @@ class Descent:
         self.graph: Graphed | None = None
 
     def _optimizer(self) -> torch.optim.Optimizer:
-        cuda, plan = self.device.type == "cuda", self.schedule
+        cuda, schedule = self.device.type == "cuda", self.schedule
         groups = []
         for group in self.groups:
-            lr = plan.lr * group.lr_scale
-            decay = plan.weight_decay if group.weight_decay is None else group.weight_decay
-            rate = torch.tensor(lr, device=self.device) if cuda else lr  # a graph reads it from memory
+            lr = schedule.lr * group.lr_scale
+            decay = schedule.weight_decay if group.weight_decay is None else group.weight_decay
+            rate = torch.tensor(lr, device=self.device) if cuda else lr  # a CUDA graph reads it from memory
             groups.append({"params": list(group.params), "lr": rate, "weight_decay": decay})
-        if plan.optimizer == "adam":
+        if schedule.optimizer == "adam":
             return torch.optim.Adam(groups, fused=cuda, foreach=not cuda, capturable=cuda)
-        return torch.optim.SGD(groups, lr=plan.lr, momentum=plan.momentum, fused=cuda, foreach=not cuda)
+        return torch.optim.SGD(groups, lr=schedule.lr, momentum=schedule.momentum, fused=cuda, foreach=not cuda)
 
-    # ------------------------------------------------------------------ a trainee
+    # ------------------------------------------------------------------ Trainee
 
     def step(self, iteration: int, progress: float) -> Tensor:
         if self.graph is None and self.device.type == "cuda":
@@ -192,12 +196,12 @@ class Descent:
         if share == self._share:
             return
         self._share = share
-        for group, made in zip(self.groups, self.optimizer.param_groups, strict=True):
+        for group, param_group in zip(self.groups, self.optimizer.param_groups, strict=True):
             rate = self.schedule.lr * group.lr_scale * share
-            if isinstance(made["lr"], Tensor):
-                made["lr"].fill_(rate)
+            if isinstance(param_group["lr"], Tensor):
+                param_group["lr"].fill_(rate)
             else:
-                made["lr"] = rate
+                param_group["lr"] = rate
 
     def _update(self, *inputs: Tensor) -> Tensor:
         self.optimizer.zero_grad(set_to_none=True)
@@ -208,7 +212,7 @@ class Descent:
         return loss.detach().float()
 
     def _capture(self, iteration: int) -> Graphed:
-        """The warm-up really runs: afterwards weights, statistics and momenta are put back as they were."""
+        """Capture a step as a CUDA graph. The warm-up steps change weights, statistics and momenta: put them back."""
         before = {name: value.clone() for name, value in self.state().items()}
         self._set_rates(0.0)
         graph = Graphed(self._update, self.batches.inputs(iteration), tune=True)
@@ -233,33 +237,35 @@ class Descent:
                 number, key = name.split(".")[1:]
                 param = params[int(number)]
                 like = param if value.shape == param.shape else value
-                made = torch.empty_like(like, dtype=value.dtype, device=param.device)
-                self.optimizer.state[param][key] = made.copy_(value)  # laid out as the weights are: fused steps ask it
+                loaded = torch.empty_like(like, dtype=value.dtype, device=param.device)
+                # Fused optimizers need the memory layout of the weights.
+                self.optimizer.state[param][key] = loaded.copy_(value)
 
-    # ------------------------------------------------------------------ a piece of work
+    # ------------------------------------------------------------------ Work
 
     def run(self, saving: Saving | None, watch: Watch | None) -> None:
         self.modules.train()
         checkpoint = None if saving is None else Checkpoint(saving.path, self.fingerprint(), saving.every_s)
         resume = saving is not None and saving.resume
         train(self, max_iterations=self.iterations, checkpoint=checkpoint, resume=resume, watch=watch)
-        self.graph = None  # its memory
+        self.graph = None  # free its memory
         self.modules.eval()
 
     def fingerprint(self) -> dict[str, Any]:
         sizes = str([tuple(p.shape) for group in self.groups for p in group.params])
-        kept = {"name": self.name, "iterations": self.iterations, "batch_size": self.batches.batch_size}
-        kept |= {"schedule": str(self.schedule), "samples": self.batches.num_samples}
-        return kept | {"parameters": hashlib.sha256(sizes.encode()).hexdigest()[:16]}
+        known = {"name": self.name, "iterations": self.iterations, "batch_size": self.batches.batch_size}
+        known |= {"schedule": str(self.schedule), "samples": self.batches.num_samples}
+        return known | {"parameters": hashlib.sha256(sizes.encode()).hexdigest()[:16]}
 
     def result(self) -> dict[str, Tensor]:
-        """What the work was for; the optimizer has served."""
+        """The trained tensors, without the optimizer's."""
         return {name: value for name, value in self.state().items() if name.startswith("modules.")}
 
     def take(self, result: dict[str, Tensor]) -> None:
+        """Load the `result` of an earlier run instead of running."""
         self._load_modules(result)
         self.modules.eval()
 
     def _load_modules(self, state: dict[str, Tensor]) -> None:
-        kept = {name.removeprefix("modules."): v for name, v in state.items() if name.startswith("modules.")}
-        self.modules.load_state_dict(kept)
+        weights = {name.removeprefix("modules."): v for name, v in state.items() if name.startswith("modules.")}
+        self.modules.load_state_dict(weights)

@@ -1,9 +1,8 @@
-"""Every setting, one frozen dataclass per stage; each is described once, under its field.
+"""Settings of a recorder's fit: how long, with which optimizer and learning rates, on which device.
 
-    NetworkConfig   what the network looks like: a preset, or solved from the features (sizing.py)
-    FitConfig       how it is fitted
+    keyword arguments or command-line options -> FitConfig -> recorders/fit.py
 
-Help texts, checks and the record in the file all come from here.
+The docstring under each field is its help text. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from dataclasses import dataclass
 from krnet.config import check_choice, check_int, check_range
 
 SCHEDULES = {"fast": 6000, "paper": 40000}
-"""Learning-rate schedules and their iterations."""
-MIN_HEAD_SAMPLES = 32  # samples of a batch
+"""Learning-rate schedules and their default number of iterations."""
+MIN_HEAD_SAMPLES = 32  # samples per batch that head_share cannot go below
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,14 +22,14 @@ class FitConfig:
     """How a recorder is fitted."""
 
     iterations: int | None = None
-    """Updates at most; by default the schedule's own number, or no limit where time_budget is given."""
+    """Largest number of updates. By default the schedule's number, or no limit if time_budget is given."""
     target_r2: float | None = None
-    """The smallest file whose R2 over all features reaches this, found by a few whole fits; a krnet whose size is given
-    (a preset, a start, network=paper, d0=...) stops there instead."""
+    """R2 over all features to reach with the smallest file, which a few whole fits search for. Recorder paper fits once
+    instead, and stops when it reaches the R2."""
     time_budget: float | None = None
-    """Stop after so many seconds of fitting (compilation aside); the learning rate falls in step with them."""
+    """Seconds of fitting, without compilation, after which to stop; the learning rate falls over this time."""
     batch_size: int = 1000
-    """Samples per update (all devices together); small data sets use a third of their samples."""
+    """Samples per update, over all devices; at most a third of all samples, or 32 if that is more."""
     schedule: str = "fast"
     """fast: Muon on the matrices, Adam elsewhere, warm-up, linear decay. paper: Adam, constant, then linear decay."""
     lr: float = 3e-3
@@ -38,15 +37,15 @@ class FitConfig:
     muon_lr: float = 1e-2
     """Peak learning rate of Muon (schedule fast), in Adam's units."""
     gamma: float = 1e-3
-    """Weight of L_kr2, the error seen through a given head."""
+    """Weight of L_kr2, the error of the outputs of a given head."""
     head_share: float = 1.0
-    """Share of a batch that the head is shown, at least 32 samples: a quarter costs less time, and suits long fits."""
+    """Share of a batch, at least 32 samples, that passes through the head. A quarter saves time and suits long fits."""
     seed: int = 0
     """Seeds the initial weights and the order of samples."""
     device: str | None = None
     """cpu, cuda or cuda:N; by default the GPU where there is one."""
     compile: bool = True
-    """Fused kernels and one CUDA graph a step on a GPU; a CPU always runs the plain version."""
+    """Fused kernels, and one CUDA graph per step, on a GPU; a CPU always runs the plain version."""
     checkpoint_s: float = 60.0
     """Seconds between checkpoints beside the output file."""
 
@@ -66,7 +65,7 @@ class FitConfig:
         check_range("head_share", self.head_share, 0, 1)
 
     def num_head_samples(self, batch_size: int) -> int:
-        """Samples of a batch that the head is shown."""
+        """Samples of a batch that pass through the head."""
         return min(batch_size, max(MIN_HEAD_SAMPLES, round(self.head_share * batch_size)))
 
     @property

@@ -1,10 +1,10 @@
-"""The one step-and-resume loop that everything trains with.
+"""The training loop of every network: it steps, stops, saves and resumes.
 
-    trainee.step(iteration, progress) -> loss, again and again, until iterations, time or a check say stop
-        every few iterations: the loss is looked at; NaN or infinity stops the run
-        every few seconds:    a checkpoint, written whole or not at all
+    trainee.step(iteration, progress) -> loss, repeated until the iterations, the time or a target is reached
+        every few iterations: the mean loss is checked; NaN or infinity stops the run
+        every few seconds:    a checkpoint is written, whole or not at all
 
-A run that is killed goes on from its last checkpoint and ends in the same tensors.
+A killed run resumes from its last checkpoint and ends with the same tensors.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from torch import Tensor
 from krnet.errors import NonFiniteLossError, RecordingError, ResumeError
 from krnet.io import archive
 
-LOSSES = "loop.losses"
-# Reading the loss waits for the device. Counted in iterations, not seconds, so that where a run stops for its
-# target does not depend on the machine's speed.
-LOOK_EVERY = 10
+LOSSES = "loop.losses"  # tensor of a checkpoint: the losses since the last check
+# Iterations between checks of the loss. Reading it waits for the device, so not at every step. Not in seconds: the
+# iteration at which a run reaches its target must not depend on the speed of the machine.
+LOSS_CHECK_ITERATIONS = 10
 
 
 class Trainee(Protocol):
-    """What the loop drives. `state` and `load_state` must carry everything that a step depends on."""
+    """What the loop trains. `state` and `load_state` must contain everything that a step depends on."""
 
     def step(self, iteration: int, progress: float) -> Tensor: ...
 
@@ -44,14 +44,14 @@ class Trainee(Protocol):
 
 @dataclass(frozen=True)
 class Status:
-    """What a watcher is told; `progress` runs from 0 to 1."""
+    """What `watch` callbacks receive; `progress` runs from 0 to 1."""
 
     iteration: int
     progress: float
     loss: float
     seconds: float
     label: str = "fit"
-    """What is under way, in a few words."""
+    """What is being computed, in a few words."""
 
     @property
     def seconds_left(self) -> float:
@@ -60,6 +60,8 @@ class Status:
 
 @dataclass(frozen=True)
 class Outcome:
+    """How a run ended."""
+
     iterations: int
     seconds: float
     reason: str  # iterations, time_budget or target
@@ -67,7 +69,7 @@ class Outcome:
 
 @dataclass
 class Checkpoint:
-    """Where an unfinished run is kept, and what it must match to be taken up again."""
+    """The file of an unfinished run, and the fingerprint that a run must match to resume from it."""
 
     path: Path
     fingerprint: dict[str, Any]
@@ -79,15 +81,15 @@ class Checkpoint:
         archive.write(self.path, state, {**metadata, "iteration": iteration, "seconds": seconds})
 
     def restore(self, trainee: Trainee) -> tuple[int, float, list[Tensor]]:
-        """Load the checkpoint if there is one: its iteration, seconds spent, losses not yet looked at."""
+        """Load the checkpoint, if there is one, and return its iteration, seconds spent, and unchecked losses."""
         if not self.path.exists():
             return 0, 0.0, []
         try:
-            kept = archive.open_archive(self.path)
-            state = {name: kept.tensor(name) for name in kept.names}
+            saved = archive.open_archive(self.path)
+            state = {name: saved.tensor(name) for name in saved.names}
         except RecordingError as error:
             raise ResumeError(f"{error}. To start afresh, remove {self.path}") from error
-        found = kept.metadata.get("fingerprint", {})
+        found = saved.metadata.get("fingerprint", {})
         for name, expected in self.fingerprint.items():
             if found.get(name) != expected:
                 raise ResumeError(
@@ -96,31 +98,34 @@ class Checkpoint:
                 )
         losses = list(state.pop(LOSSES))
         trainee.load_state(state)
-        return int(kept.metadata["iteration"]), float(kept.metadata["seconds"]), losses
+        return int(saved.metadata["iteration"]), float(saved.metadata["seconds"]), losses
 
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)
 
 
 @contextmanager
-def finishing_the_step() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C asks the loop to stop after the current step, so that what it saves is whole; twice: at once."""
-    asked = False
+def defer_interrupt() -> Iterator[Callable[[], bool]]:
+    """Let Ctrl-C take effect after the current step, so that the saved state is consistent; a second one acts at once.
 
-    def ask(signum: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
+    Yields a function that returns whether Ctrl-C was pressed.
+    """
+    pressed = False
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        if pressed:
             raise KeyboardInterrupt
-        asked = True
+        pressed = True
 
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
-    before = signal.signal(signal.SIGINT, ask)
+    previous_handler = signal.signal(signal.SIGINT, handle)
     try:
-        yield lambda: asked
+        yield lambda: pressed
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous_handler)
 
 
 def train(
@@ -133,29 +138,29 @@ def train(
     reached: Callable[[int, float], bool] | None = None,
     watch: Callable[[Status], None] | None = None,
 ) -> Outcome:
-    """Run to the end; `reached(iteration, loss)`, asked with the mean of the last losses, may end it early."""
+    """Train until max_iterations or time_budget_s, or until `reached(iteration, mean of the last losses)` is true."""
     assert max_iterations is not None or time_budget_s is not None, "nothing would ever stop this run"
-    iteration, before_s = 0, 0.0
+    iteration, earlier_s = 0, 0.0
     losses: list[Tensor] = []
     if checkpoint and resume:
-        iteration, before_s, losses = checkpoint.restore(trainee)
-    started = saved = time.perf_counter()
+        iteration, earlier_s, losses = checkpoint.restore(trainee)
+    start_time = save_time = time.perf_counter()
     reason = ""
-    with finishing_the_step() as interrupted:
+    with defer_interrupt() as interrupted:
         while not reason:
-            seconds = time.perf_counter() - started + before_s
+            seconds = time.perf_counter() - start_time + earlier_s
             progress = max(
                 iteration / max_iterations if max_iterations else 0.0,
                 seconds / time_budget_s if time_budget_s else 0.0,
             )
             if progress >= 1:
                 reason = "iterations" if iteration == max_iterations else "time_budget"
-            if losses and (reason or iteration % LOOK_EVERY == 0):
+            if losses and (reason or iteration % LOSS_CHECK_ITERATIONS == 0):
                 loss = torch.stack([loss.cpu() for loss in losses]).mean().item()
                 losses = []
                 if not math.isfinite(loss):
                     if checkpoint:
-                        checkpoint.remove()  # going on from it would end here again
+                        checkpoint.remove()  # resuming from it would fail again
                     raise NonFiniteLossError(
                         f"the loss became {loss} by iteration {iteration}; nothing was written. Lower the learning "
                         f"rates (lr; for a recorder muon_lr, too): half is a good try. Or look for extreme values in "
@@ -165,15 +170,15 @@ def train(
                     watch(Status(iteration, min(progress, 1.0), loss, seconds))
                 if reached and reached(iteration, loss):
                     reason = "target"
-            if interrupted():  # even at the very end: the caller has more to do than this
+            if interrupted():  # also after the last step, since the caller still has work to do
                 if checkpoint:
                     checkpoint.save(trainee, iteration, seconds, losses)
                 raise KeyboardInterrupt
             if reason:
                 break
-            if checkpoint and time.perf_counter() - saved >= checkpoint.every_s:
+            if checkpoint and time.perf_counter() - save_time >= checkpoint.every_s:
                 checkpoint.save(trainee, iteration, seconds, losses)
-                saved = time.perf_counter()
+                save_time = time.perf_counter()
             losses.append(trainee.step(iteration, progress))
             iteration += 1
-    return Outcome(iteration, time.perf_counter() - started + before_s, reason)
+    return Outcome(iteration, time.perf_counter() - start_time + earlier_s, reason)

@@ -1,1 +1,1 @@
-"""Generative feature replay."""
+"""GFR: generative feature replay. learner.py is the method, gan.py its generator."""

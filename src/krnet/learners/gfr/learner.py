@@ -1,32 +1,34 @@
-"""GFR: old classes are replayed as feature vectors that a conditional GAN makes, and features are distilled.
+"""GFR: replay old classes as feature vectors from a conditional GAN, and distil the features of the old network.
 
 Liu et al., "Generative Feature Replay For Class-Incremental Learning" (2020). Each task has two parts:
 
     classifier  images -> features -> head:  cross entropy on the new classes
-                latents, old labels -> generator -> head:  cross entropy on the old ones
-                features held to those of the network before this task; batch statistics frozen
-    generator   a conditional WGAN-GP (_gan.py) on features of this task's images, held to the generator before on old
-                classes; left out in the last task, after which nothing is replayed
+                latents, old labels -> generator -> head:  cross entropy on the old classes
+                distillation to the features of the network before this task; BatchNorm statistics are frozen
+    generator   a conditional WGAN-GP (gan.py) on features of this task's images, aligned with the previous generator on
+                old classes; skipped in the last task, as nothing is replayed after it
 
-With r = old classes / new classes, a task after the base trains by
+With r = old classes / new classes, the loss of a later task is
 
     (CE_new + r CE_old) / (1 + r) + distillation * r * |f - f_old|       the norm over the whole batch, not squared
 
-and its generator by  -critic + alignment * r * |g - g_old|^2            summed over the batch.
+and that of its generator is  -critic + alignment * r * |g - g_old|^2    summed over the batch.
 
-Two references, as the network matters more than the method (protocol notes, finding 5). Defaults: the backbone and the
-base task are those of the other learners ("matched"), later tasks train as GFR's code does. GFR.presets["own"] is GFR's
-code throughout: ResNet-18, Adam 1e-3 for 201 epochs, weight decay 2e-4, x0.1 for the last epoch.
+There are two reference settings, since the network matters more than the method (protocol notes, finding 5). By
+default ("matched") the backbone and the base task are those of the other learners, and later tasks train as in GFR's
+code. GFR.presets["own"] follows GFR's code throughout: ResNet-18, Adam 1e-3 for 201 epochs, weight decay 2e-4, learning
+rate x0.1 for the last epoch.
 
 Deviations from the authors' code:
-- The head grows; there all classes of the data set compete from the start, in training and in testing.
-- A step is five updates of the critic, then one of the generator; there the generator moves after the 1st, 6th, 11th,
-  ... batch of each epoch. Batches are full across epochs; there the rest of an epoch is dropped.
-- The critic has no classifier of its own: theirs computes that loss and does not use it.
-- Images are normalised by the data set's statistics; there CIFAR-10's. As there, the generator learns from features of
-  cropped and mirrored images, computed anew for each batch.
-- r is a fraction where tasks are unequal; there tasks are equal and it is a whole number.
-- Convolutions start as in the other learners; on a GPU the classifier computes in bf16, the GAN in fp32.
+- The head grows. In theirs all classes of the data set compete from the start, in training and in testing.
+- A step is five updates of the critic, then one of the generator. In theirs the generator is updated after the 1st,
+  6th, 11th, ... batch of each epoch.
+- Batches run across epoch boundaries. Theirs drops the incomplete batch of each epoch.
+- The critic has no classifier. Theirs has one, but its loss is not used.
+- Images are normalised by the data set's statistics; theirs uses those of CIFAR-10. As in theirs, the generator learns
+  from features of cropped and mirrored images, computed again for each batch.
+- r is a fraction if tasks are unequal. In theirs tasks are equal and r is an integer.
+- Convolutions are initialised as in the other learners. On a GPU the classifier computes in bf16, the GAN in fp32.
 """
 
 from __future__ import annotations
@@ -43,11 +45,11 @@ from torch import Tensor, nn
 from krnet.config import check_choice, check_int, check_range
 from krnet.errors import SettingError
 from krnet.learners.base import Context, Learner, LearnerConfig, Work, num_bytes, register
-from krnet.learners.gfr.gan import Adversarial, Critic, GanBatches, Generator, seeded
+from krnet.learners.gfr.gan import Adversarial, Critic, GanBatches, Generator, step_rng
 from krnet.train.classifier import Descent, ImageBatches, Schedule
 
 M = TypeVar("M", bound=nn.Module)
-GAN_PART = 1  # its batches come in another order than the classifier's
+GAN_SEED_PART = 1  # so that the GAN's batches have another order than the classifier's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,37 +76,37 @@ class GFRConfig(LearnerConfig):
     lr: float = 1e-3
     """Learning rate of every later task."""
     later_optimizer: str = "adam"
-    """sgd or adam, after the base task: the distillation's gradient is far too long for the base task's SGD."""
+    """Optimizer after the base task: sgd or adam. The distillation's gradient is far too large for the base SGD."""
     later_drops: tuple[float, ...] = (0.995,)
-    """Shares of a later task after which the learning rate falls: 200 of 201 epochs."""
+    """Fractions of a later task after which the learning rate is multiplied by decay: 200 of 201 epochs."""
     later_weight_decay: float = 2e-4
     """Weight decay after the base task."""
     bn: str = "frozen"
-    """Batch statistics after the base task: train (they go on) or frozen."""
+    """BatchNorm statistics after the base task: train (updated) or frozen."""
     distillation: float = 1.0
     """Weight of the distance to the old network's features."""
     replay: bool = True
-    """Replay generated features of old classes; without, there is no generator and only the distillation is left."""
+    """Replay generated features of old classes. If off, there is no generator; only the distillation remains."""
     gan_epochs: int = 501
-    """Epochs of the generator's part of a task, counted in the critic's batches."""
+    """Epochs of the GAN in each task, counted in batches of the critic."""
     gan_lr: float = 1e-4
     """Learning rate of generator and critic."""
     gan_drops: tuple[float, ...] = (0.4, 0.8)
-    """Shares of the generator's part after which its learning rate falls: 200 and 400 of 501 epochs."""
+    """Fractions of the GAN's training after which its learning rate falls: 200 and 400 of 501 epochs."""
     gan_decay: float = 0.3
-    """Factor by which it falls."""
+    """Factor of the GAN's learning rate at each drop."""
     latent: int = 200
-    """Random numbers from which the generator makes a feature vector."""
+    """Length of the generator's random input."""
     hidden: int = 512
-    """Width of generator and critic."""
+    """Hidden units per layer of generator and critic."""
     critic_steps: int = 5
-    """Updates of the critic for each of the generator."""
+    """Updates of the critic per update of the generator."""
     penalty: float = 10.0
     """Weight of the gradient penalty."""
     alignment: float = 1e-3
-    """Weight of the distance to what the old generator makes of old classes."""
+    """Weight of the distance to the old generator's features of old classes."""
     keep_critic: bool = True
-    """Carry the critic from task to task, as stored bytes; else each task starts a new one."""
+    """Keep the critic between tasks (its bytes count as storage); else each task starts with a new one."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -119,11 +121,11 @@ class GFRConfig(LearnerConfig):
             raise SettingError("last_relu is False; the generator ends in a ReLU and cannot make negative features")
 
     def schedule(self, task: int) -> Schedule:
-        plan = super().schedule(task)
+        schedule = super().schedule(task)
         if task == 0:
-            return plan
+            return schedule
         weight_decay = self.later_weight_decay
-        return replace(plan, optimizer=self.later_optimizer, drops=self.later_drops, weight_decay=weight_decay)
+        return replace(schedule, optimizer=self.later_optimizer, drops=self.later_drops, weight_decay=weight_decay)
 
     def gan_schedule(self) -> Schedule:
         return Schedule(
@@ -136,7 +138,7 @@ class GFRConfig(LearnerConfig):
         )
 
 
-GFR_OWN: dict[str, Any] = {
+OWN_PRESET: dict[str, Any] = {
     "backbone": "resnet18-small",
     "optimizer": "adam",
     "base_epochs": 201,
@@ -151,7 +153,8 @@ def frozen_copy(module: M) -> M:
 
 
 class ReplayBatches:
-    """New images and their labels, and as many generated features of old classes, drawn alike, with theirs."""
+    """Batches of new images and as many generated features of old classes, each with labels. Every old class is drawn
+    with the same probability."""
 
     def __init__(self, images: ImageBatches, generator: Generator, num_old: int, seed: int, device: torch.device):
         self.images, self.generator, self.num_old = images, generator, num_old
@@ -159,15 +162,15 @@ class ReplayBatches:
         self.batch_size, self.num_samples = images.batch_size, images.num_samples
 
     def inputs(self, iteration: int) -> tuple[Tensor, ...]:
-        drawn = seeded(self.seed, iteration, self.device)
-        latents = torch.randn(self.batch_size, self.generator.latent, generator=drawn, device=self.device)
-        old = torch.randint(self.num_old, (self.batch_size,), generator=drawn, device=self.device)
-        return latents, old, *self.images.inputs(iteration)
+        rng = step_rng(self.seed, iteration, self.device)
+        latents = torch.randn(self.batch_size, self.generator.latent, generator=rng, device=self.device)
+        old_labels = torch.randint(self.num_old, (self.batch_size,), generator=rng, device=self.device)
+        return latents, old_labels, *self.images.inputs(iteration)
 
-    def tensors(self, latents: Tensor, old: Tensor, *chosen: Tensor) -> tuple[Tensor, ...]:
+    def tensors(self, latents: Tensor, old_labels: Tensor, *image_inputs: Tensor) -> tuple[Tensor, ...]:
         with torch.no_grad():
-            generated = self.generator(latents, old)
-        return *self.images.tensors(*chosen), generated, old
+            generated = self.generator(latents, old_labels)  # (B, feature_dim)
+        return *self.images.tensors(*image_inputs), generated, old_labels
 
 
 @register
@@ -181,7 +184,7 @@ class GFR(Learner):
         "gan_epochs": 201,
         "gan_drops": (0.995,),
     }
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"matched": {}, "own": GFR_OWN}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"matched": {}, "own": OWN_PRESET}
 
     def __init__(self, context: Context, config: GFRConfig):
         super().__init__(context, config)
@@ -199,8 +202,8 @@ class GFR(Learner):
         return self.context.new_classes(self.task).start
 
     @property
-    def old_share(self) -> float:
-        """Old classes for each new one."""
+    def old_to_new(self) -> float:
+        """r: number of old classes / number of new classes."""
         return self.num_old / len(self.context.new_classes(self.task))
 
     # ------------------------------------------------------------------ learning
@@ -214,23 +217,23 @@ class GFR(Learner):
     def classifier_work(self) -> Descent:
         images = self.batches(self.context.task_ids(self.task))
         old_backbone = frozen_copy(self.model.backbone)
-        share = self.old_share
+        ratio = self.old_to_new
 
         def distance(images: Tensor, features: Tensor) -> Tensor:
             with torch.no_grad():
-                wanted = old_backbone(images).float()
-            return self.config.distillation * share * torch.dist(features, wanted)
+                target = old_backbone(images).float()
+            return self.config.distillation * ratio * torch.dist(features, target)
 
         def loss(images: Tensor, labels: Tensor) -> Tensor:
             features = self.model.features(images).float()
-            return self.classification(self.model.head(features), labels) + distance(images, features)
+            return self.classification_loss(self.model.head(features), labels) + distance(images, features)
 
-        def replay_loss(images: Tensor, labels: Tensor, generated: Tensor, old: Tensor) -> Tensor:
+        def replay_loss(images: Tensor, labels: Tensor, generated: Tensor, old_labels: Tensor) -> Tensor:
             features = self.model.features(images).float()
             logits = self.model.head(torch.cat([features, generated])).float()
-            new_loss = self.classification(logits[: len(labels)], labels)
-            old_loss = F.cross_entropy(logits[len(labels) :], old)
-            return (new_loss + share * old_loss) / (1 + share) + distance(images, features)
+            new_loss = self.classification_loss(logits[: len(labels)], labels)
+            old_loss = F.cross_entropy(logits[len(labels) :], old_labels)
+            return (new_loss + ratio * old_loss) / (1 + ratio) + distance(images, features)
 
         if not self.config.replay:
             return self.descent("classifier", images, loss)
@@ -242,14 +245,14 @@ class GFR(Learner):
         c = self.config
         if not c.keep_critic and self.task > 0:
             self.critic = self._new_critic()
-        images = self.batches(self.context.task_ids(self.task), part=GAN_PART)
+        images = self.batches(self.context.task_ids(self.task), part=GAN_SEED_PART)
         batches = GanBatches(
             images,
             self.model.features,
             critic_steps=c.critic_steps,
             latent=c.latent,
             num_old=self.num_old,
-            seed=self.context.seed_for(self.task, GAN_PART),
+            seed=self.context.seed_for(self.task, GAN_SEED_PART),
             device=self.device,
         )
         return Adversarial(
@@ -261,7 +264,7 @@ class GFR(Learner):
             self.device,
             penalty=c.penalty,
             old_generator=frozen_copy(self.generator) if self.task > 0 else None,
-            alignment=c.alignment * self.old_share,
+            alignment=c.alignment * self.old_to_new,
         )
 
     # ------------------------------------------------------------------ keeping

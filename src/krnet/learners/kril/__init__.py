@@ -1,1 +1,1 @@
-"""Learning on replayed feature maps."""
+"""KRIL: class-incremental learning on replayed feature maps."""

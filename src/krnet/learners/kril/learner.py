@@ -1,23 +1,27 @@
-"""KRIL: learn new classes on replayed feature maps of the old ones, without keeping one old image.
+"""KRIL: learn new classes on replayed feature maps of the old ones, without keeping any old image.
 
-    base task:   images -> F1, F2 (trained once; F1 is frozen from then on);   F1's features -> recorder
-    each task:   replayed features of all old samples + features of the new images -> F2
-                 replays + new features -> the next recorder, which so teaches itself what the last one knew
+    base task:   images -> F1, F2 (both are trained once; then F1 is frozen);   F1's feature maps -> recorder
+    each task:   replayed feature maps of all old samples + feature maps of the new images -> F2
+                 replays + new feature maps -> the next recorder, which so learns what the last one knew
 
-Zhang et al., "KRNet: Towards Efficient Knowledge Replay" (2022), section KRIL and Algorithm 1. Defaults are the paper's
-for CIFAR-100: F1 of 23 layers, 160 epochs, learning rate 0.1 for the classifier and a twentieth of it for the rest of
-F2, L_aux with weight 2 on replayed samples only, two recorders (base task; all later tasks). Deviations: our fast
-schedule for the recorder, its iterations in proportion to the samples recorded, each from the one before
-(`warm_start`); batches hold old and new samples in fixed proportion to their numbers. Where the paper is silent
-(augmentation of the new features, mirrored replays, the divisor of L_aux): docs/choices.md.
+Zhang et al., "KRNet: Towards Efficient Knowledge Replay" (2022), section KRIL and Algorithm 1. Defaults are those of
+the paper for CIFAR-100: F1 of 23 layers, 160 epochs, learning rate 0.1 for the classifier and a twentieth of it for the
+rest of F2, L_aux with weight 2 on replayed samples only, two recorders (base task; all later tasks).
 
-Under a budget the recorder is a compact KRNet, which grows instead: one file for all tasks, whose old samples stay as
-they are, as do those of pca, quantized, transform and pq. It is planned for the samples of all tasks. A task is then
-recorded before F2 learns it, and F2 sees new samples as coarse as old ones (`new_features=replayed`), which it would
-otherwise learn to tell apart by that.
+Deviations from the paper:
+- The recorder has our fast schedule, with iterations in proportion to the samples it records. Each recorder starts from
+  the previous one (`warm_start`).
+- Batches hold old and new samples in fixed proportion to their numbers.
+- docs/choices.md lists our choices where the paper is silent: augmentation of the new features, mirrored replays, the
+  divisor of L_aux.
 
-Any recorder may stand in for KRNet. One of them, `images`, is a rival that breaks KRIL's promise for comparison's sake:
-it keeps all old images, compressed, and replays them through F1.
+Under a budget the recorder is a compact KRNet, which grows: one file holds the samples of all tasks, and old samples
+stay as they are. The recorders pca, quantized, transform and pq do the same. The file is planned for the samples of all
+tasks. Each task is then recorded before F2 learns it, so that F2 sees new samples as coarse as old ones
+(`new_features=replayed`); otherwise it would learn to tell them apart by their precision.
+
+Any recorder may replace KRNet. One of them, `images`, is a rival for comparison, which breaks KRIL's promise: it keeps
+all old images, compressed, and replays them through F1.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from torch import Tensor
 
 from krnet.errors import SettingError
 from krnet.learners.base import EVALUATION_BATCH, Context, Learner, Work, register
-from krnet.learners.kril.batches import Maps, MixedBatches, NewFeatures, for_f2
+from krnet.learners.kril.batches import MixedBatches, NewFeatures, SampleValues, to_f2_layout
 from krnet.learners.kril.recordings import RecorderFit, Recordings
 from krnet.learners.kril.settings import KrilConfig
 from krnet.nn import backbones, heads
@@ -67,48 +71,48 @@ class Kril(Learner):
             self.model.eval()
             yield self.recordings.fit(task, self.apply(self.trunk, self.context.train, ids), labels)
             return
-        self.recordings.forget_before(task)
+        self.recordings.delete_before(task)
         self.model.eval()
         replays, old_labels = self.recordings.replay(task - 1)
-        new = NewFeatures(self.trunk, self.context.train, ids, labels, self.config.kind_of_new, self)
+        new = NewFeatures(self.trunk, self.context.train, ids, labels, self.config.new_features_kind, self)
 
-        def recording() -> RecorderFit:
-            # The next recorder learns from the last one's replays; with two, the base task's stays as it is.
-            kept = old_labels >= (0 if self.recordings.one_file else self.context.num_seen(0))
-            features = torch.cat([replays[kept.to(replays.device)], new.plain])
-            return self.recordings.fit(task, features, torch.cat([old_labels[kept], labels]))
+        def fit_recorder() -> RecorderFit:
+            # The next recorder learns from the replays of the last one. With two files, that of the base task stays.
+            recorded = old_labels >= (0 if self.recordings.one_file else self.context.num_seen(0))  # (N,) bool
+            features = torch.cat([replays[recorded.to(replays.device)], new.plain])
+            return self.recordings.fit(task, features, torch.cat([old_labels[recorded], labels]))
 
-        coarse = self.config.kind_of_new == "replayed"
-        if coarse:
-            yield recording()
+        record_first = self.config.new_features_kind == "replayed"
+        if record_first:
+            yield fit_recorder()
             new.replace(*self.recordings.replay(task, first=self.context.new_classes(task).start))
         yield self.f2_work(replays, old_labels, new)
-        if not coarse:
-            yield recording()
+        if not record_first:
+            yield fit_recorder()
 
     def f2_work(self, replays: Tensor, old_labels: Tensor, new: NewFeatures) -> Work:
-        """L_cls on all samples, L_aux on the replayed ones: F2 sees those as the F2 of the last task did."""
+        """Train F2 by L_cls on all samples and L_aux on the replayed ones; L_aux keeps F2's features of old samples."""
         c = self.config
-        maps = Maps(replays, replays.flip(-1) if c.flip_replays else None)
-        # The last F2 does not change, nor do the replays: what it makes of them is found once.
-        wanted = maps.each(self._last_features) if c.aux else None
+        replay_values = SampleValues(replays, replays.flip(-1) if c.flip_replays else None)
+        # Neither the last F2 nor the replays change during this training: compute the targets once.
+        aux_targets = replay_values.map(self._last_f2_features) if c.aux else None
         seed = self.context.seed_for(self.task)
-        batches = MixedBatches(maps.each(for_f2), old_labels, wanted, new, c.batch_size, seed)
+        batches = MixedBatches(replay_values.map(to_f2_layout), old_labels, aux_targets, new, c.batch_size, seed)
         divisor = batches.batch_size if c.aux_divisor == "batch" else batches.num_old
         groups = [Group(list(self.model.head.parameters())), Group(list(self.tail.parameters()), c.tail_lr)]
 
-        def loss(features: Tensor, labels: Tensor, wanted: Tensor | None = None) -> Tensor:
-            seen = self.tail(features)
-            total = F.cross_entropy(self.model.head(seen).float(), labels)
-            if wanted is None:
+        def loss(maps: Tensor, labels: Tensor, aux_targets: Tensor | None = None) -> Tensor:
+            features = self.tail(maps)  # (B, D)
+            total = F.cross_entropy(self.model.head(features).float(), labels)
+            if aux_targets is None:
                 return total
-            return total + c.aux * (seen[: batches.num_old].float() - wanted).square().sum() / divisor
+            return total + c.aux * (features[: batches.num_old].float() - aux_targets).square().sum() / divisor
 
         return self.descent("F2", batches, loss, modules=self.f2, groups=groups)
 
     @torch.no_grad()
-    def _last_features(self, maps: Tensor) -> Tensor:
-        """(N, D), by the tail as it is before this task trains it."""
+    def _last_f2_features(self, maps: Tensor) -> Tensor:
+        """Features (N, D) of F2's tail, before this task trains it."""
         self.tail.eval()
         return torch.cat([self.tail(part) for part in maps.split(EVALUATION_BATCH)])
 
@@ -126,4 +130,4 @@ class Kril(Learner):
         return self.recordings.size_bytes(self.task)
 
     def finish(self) -> None:
-        self.recordings.forget_before(self.task + 1)
+        self.recordings.delete_before(self.task + 1)

@@ -1,9 +1,9 @@
-"""The recordings that KRIL keeps: in which files, how each is fitted, and how many bytes it may take.
+"""The recordings that KRIL keeps: their files, how each is fitted, and the bytes that each may take.
 
-    features, labels up to a task -> RecorderFit -> files of the task -> replay -> features, labels
+    feature maps and labels up to a task -> RecorderFit -> files of the task -> replay -> feature maps, labels
 
-Two files hold all samples, the base task's and that of all later tasks; or one, where it is said so (`single`) or where
-a recording grows.
+All samples are in two files, one for the base task and one for all later tasks; or in one, if `single` is set or the
+recorder grows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from krnet.recorders.base import get_recorder
 from krnet.train.classifier import Saving, Watch
 from krnet.train.config import SCHEDULES, FitConfig
 
-# Feature maps whose sizes the paper gives a network for.
+# Shape of the feature maps (c, h, w) -> the paper's network for it.
 PRESET_SHAPES: dict[tuple[int, ...], str] = {
     (64, 8, 8): "cifar100",
     (256, 14, 14): "imagenet",
@@ -35,7 +35,7 @@ PRESET_SHAPES: dict[tuple[int, ...], str] = {
 
 
 class RecorderFit:
-    """A Work: features into a recording file."""
+    """A Work that records feature maps in a file."""
 
     shared: dict[str, Any] | None = None
     epochs: int | None = None
@@ -50,7 +50,7 @@ class RecorderFit:
         too_large: Callable[[int], BudgetError],
         **options: Any,
     ):
-        """too_large: the refusal of a recording that takes so many bytes, in terms of the whole run's budget."""
+        """too_large: maps the bytes that the recording needs to an error about the budget of the whole run."""
         self.name, self.path, self.device = name, path, device
         self.features, self.labels, self.too_large, self.options = features, labels, too_large, options
 
@@ -58,32 +58,32 @@ class RecorderFit:
         options = self.options | {"device": str(self.device), "resume": saving is not None and saving.resume}
         if saving is not None and get_recorder(options["recorder"]).trains:
             options["checkpoint_s"] = saving.every_s
-        tell = None if watch is None else (lambda status, r2: watch(status))
+        watch_status = None if watch is None else (lambda status, r2: watch(status))
         try:
-            api.record(self.features, self.labels, out=self.path, watch=tell, **options)
+            api.record(self.features, self.labels, out=self.path, watch=watch_status, **options)
         except BudgetError as error:
             raise self.too_large(error.needed) from error
 
     def result(self) -> dict[str, Tensor]:
-        return {"samples": torch.tensor(len(self.labels))}  # the file itself is what counts
+        return {"samples": torch.tensor(len(self.labels))}  # the recording file is the result
 
     def take(self, result: dict[str, Tensor]) -> None:
         pass
 
 
 class Recordings:
-    """All samples of a run, as far as it has come."""
+    """The recordings of all samples of the tasks learned so far."""
 
     def __init__(self, context: Context, config: KrilConfig, trunk: nn.Module, tail: nn.Module):
-        """tail: F2 without its classifier, as it is whenever a recording is made."""
+        """tail: F2 without its classifier. It is the live module: a fit uses its current weights."""
         self.context, self.config, self.trunk, self.tail = context, config, trunk, tail
         self.recorder = config.chosen_recorder
         self.counts = [len(context.task_ids(task)) for task in range(context.split.num_tasks)]
-        """Samples of each task."""
+        """Number of samples of each task."""
 
     @property
     def grows(self) -> bool:
-        """The recording leaves samples that it holds as they are, and takes up new ones: one serves all tasks."""
+        """Whether a recording can add new samples and leave the old ones unchanged. One file then holds all tasks."""
         return self.recorder.grows
 
     @property
@@ -91,77 +91,78 @@ class Recordings:
         return self.config.single or self.grows
 
     def files(self, task: int) -> list[Path]:
-        """Recordings that hold all samples up to and including a task."""
+        """Files of the recordings that hold all samples up to and including a task."""
         folder = self.context.folder
         if self.one_file or task == 0:
             return [folder / (f"recording-{task}.krn" if self.one_file else "base.krn")]
         return [folder / "base.krn", folder / f"later-{task}.krn"]
 
     def fit(self, task: int, features: Tensor, labels: Tensor) -> RecorderFit:
-        """Of all samples that the task's last file is to hold."""
+        """Return the fit of the task's last file, as Work. `features`, `labels`: all samples that the file holds."""
         c = self.config
-        by_class = labels.argsort(stable=True)  # labels then need no bytes of their own
+        by_class = labels.argsort(stable=True)  # sorted labels take no bytes in the file
         features, labels = features[by_class.to(features.device)], labels[by_class]
         options: dict[str, Any] = {"recorder": self.recorder.name, "seed": self.context.seed_for(task, 3)}
-        options |= self._data_settings() | dict(c.recorder_settings)
+        options |= self._image_settings() | dict(c.recorder_settings)
         if c.budget is not None:
-            options["budget"] = self._budget(task)
+            options["budget"] = self._budget_bytes(task)
             if self.grows and task == 0:
                 options["room"] = sum(self.counts)
         if self.recorder.trains:
-            shape, learned = tuple(features.shape[1:]), self.counts[task] if self.grows else len(labels)
-            options |= self._training(shape, learned)
-        options |= self._inputs(task, options.get("preset"))
+            shape, num_learned = tuple(features.shape[1:]), self.counts[task] if self.grows else len(labels)
+            options |= self._training_options(shape, num_learned)
+        options |= self._recorder_inputs(task, options.get("preset"))
         name = "recorder of the base task" if task == 0 else "recorder"
 
         def too_large(needed: int) -> BudgetError:
-            text = self._too_large(needed, len(labels), options["budget"])
+            text = self._over_budget(needed, len(labels), options["budget"])
             return BudgetError(f"{text}. A run keeps its budget: start again in another folder (--out)")
 
         return RecorderFit(name, self.files(task)[-1], features, labels, self.context.device, too_large, **options)
 
-    def _training(self, shape: tuple[int, ...], num_samples: int) -> dict[str, Any]:
-        """For a recorder that trains a network: its sizes and its fit, by the maps and how many are learned."""
+    def _training_options(self, shape: tuple[int, ...], num_samples: int) -> dict[str, Any]:
+        """Options of a recorder that trains a network: its size and its schedule."""
         c = self.config
-        fixed = c.budget is None and "preset" in self.recorder.inputs
-        preset = PRESET_SHAPES.get(shape) if fixed else None
-        paper = PAPER_FITS.get(preset or "", {}) if c.recorder_schedule == "paper" else {}
-        iterations = c.recorder_iterations or paper.get("iterations", SCHEDULES[c.recorder_schedule])
+        takes_preset = c.budget is None and "preset" in self.recorder.inputs
+        preset = PRESET_SHAPES.get(shape) if takes_preset else None
+        paper_fit = PAPER_FITS.get(preset or "", {}) if c.recorder_schedule == "paper" else {}
+        iterations = c.recorder_iterations or paper_fit.get("iterations", SCHEDULES[c.recorder_schedule])
         if c.scaled:
             iterations = max(1, round(iterations * min(1.0, num_samples / self.counts[0])))
-        gamma = paper.get("gamma", FitConfig.gamma) if c.gamma is None else c.gamma
+        gamma = paper_fit.get("gamma", FitConfig.gamma) if c.gamma is None else c.gamma
         options = {"iterations": iterations, "schedule": c.recorder_schedule, "gamma": gamma, "preset": preset}
         return options | {"head_share": c.head_share}
 
-    def _inputs(self, task: int, preset: str | None) -> dict[str, Any]:
-        """What the recorder takes of all that KRIL has: the last recording, F2, F1 and the images of the task."""
+    def _recorder_inputs(self, task: int, preset: str | None) -> dict[str, Any]:
+        """The inputs that the recorder declares, out of: the last recording, F2, F1 and the images of the task."""
         c = self.config
-        # Whose samples, in the same order, are the first of this one's.
+        # Its samples are the first samples of the new recording, in the same order.
         earlier = self.files(task - 1)[-1] if task > (0 if self.one_file else 1) else None
-        # A network sized by its samples has to grow with them; one of the paper's is large enough from the start.
+        # A network of the paper has the same size in every task and can start from its predecessor's weights. A network
+        # sized by its samples gets larger, so it cannot.
         warm = self.recorder.trains and not self.grows
         if warm and not (c.warm_start and preset is not None):
             earlier = None
-        found: dict[str, Any] = {"head": self.tail if c.kr2 else None, "start": earlier, "trunk": self.trunk}
-        found["images"] = self._images(task) if "images" in self.recorder.inputs else None
-        chosen = {name: value for name, value in found.items() if name in self.recorder.inputs}
-        return chosen | ({"preset": None} if warm and earlier is not None else {})
+        available: dict[str, Any] = {"head": self.tail if c.kr2 else None, "start": earlier, "trunk": self.trunk}
+        available["images"] = self._task_images(task) if "images" in self.recorder.inputs else None
+        inputs = {name: value for name, value in available.items() if name in self.recorder.inputs}
+        return inputs | ({"preset": None} if warm and earlier is not None else {})
 
-    def _images(self, task: int) -> Tensor:
-        """Those of a task, class by class, as F1 is shown them."""
+    def _task_images(self, task: int) -> Tensor:
+        """Images of a task, class by class, cropped to the window that F1 sees."""
         ids, data = self.context.task_ids(task), self.context.data
         by_class = ids[self.context.train_labels[ids].argsort(stable=True)]
         return augment.centre(data.train.images[by_class], data.crop)
 
-    def _data_settings(self) -> dict[str, Any]:
-        """Of a recorder that has such: how images are normalised."""
+    def _image_settings(self) -> dict[str, Any]:
+        """Mean and standard deviation of the images, if they are settings of the recorder."""
         data = self.context.data
         return {n: v for n, v in (("mean", data.mean), ("std", data.std)) if n in self.recorder.setting_names}
 
     def replay(self, task: int, first: int = 0) -> tuple[Tensor, Tensor]:
-        """Features (N, c, h, w) and labels of every sample up to a task, as its recordings have them.
+        """Replay the feature maps (N, c, h, w) and labels (N,) of all samples up to a task.
 
-        first: the first class of those wanted
+        first: skip samples of classes before this position in the class order
         """
         trunk = self.trunk if "trunk" in self.recorder.replay_inputs else None
         features, labels = [], []
@@ -172,8 +173,8 @@ class Recordings:
             labels.append(recording.labels[ids])
         return torch.cat(features), torch.cat(labels)
 
-    def forget_before(self, task: int) -> None:
-        """Those of the last task are still needed; those before it are not, now that its state is written."""
+    def delete_before(self, task: int) -> None:
+        """Delete recordings of tasks before `task - 1`, except files that it uses. Its state must be written."""
         needed = set(self.files(task - 1))
         for older in range(task - 1):
             for path in self.files(older):
@@ -187,35 +188,38 @@ class Recordings:
 
     # ------------------------------------------------------------------ bytes
 
-    def _budget(self, task: int) -> int:
-        """What a recording may take after a task.
+    def _budget_bytes(self, task: int) -> int:
+        """Bytes that the task's last file may take.
 
-        One that grows is planned for the samples of all tasks, and those of a task get their share of what is left.
-        Of two that do not, the base task's gets its share, the later one all the rest from the start: what is learned
-        from replays again and again is worth it.
+        A recording that grows is planned for the samples of all tasks; the samples of each task get their share of the
+        bytes that remain. Of two files that do not grow, the base task's gets its share by samples, and the later one
+        gets all the rest from the start: its samples are recorded again from replays in every task, and each time adds
+        an error.
         """
         assert self.config.budget is not None
         budget, counts = self.config.budget, self.counts
         if self.grows:
-            held = self.files(task - 1)[-1].stat().st_size if task > 0 else 0
-            return budget if task == 0 else held + (budget - held) * counts[task] // sum(counts[task:])
+            current_bytes = self.files(task - 1)[-1].stat().st_size if task > 0 else 0
+            return (
+                budget if task == 0 else current_bytes + (budget - current_bytes) * counts[task] // sum(counts[task:])
+            )
         if self.config.single:
             return budget
         return budget * counts[0] // sum(counts) if task == 0 else budget - self.files(0)[0].stat().st_size
 
     def check_budget(self, shape: torch.Size) -> None:
-        """Where a recorder's least size is known, a budget below it is refused before the base task is trained."""
+        """Raise an error before the base task is trained if the budget is below the recorder's smallest size."""
         assert self.config.budget is not None
-        shares = ((self.counts[0], self._budget(0)), (sum(self.counts), self.config.budget))
-        for num_samples, share in shares:
-            least = self.recorder.least_bytes(num_samples, shape, self.config.recorder_settings)
-            if least > share:
-                raise BudgetError(self._too_large(least, num_samples, share))
+        shares = ((self.counts[0], self._budget_bytes(0)), (sum(self.counts), self.config.budget))
+        for num_samples, share_bytes in shares:
+            min_bytes = self.recorder.least_bytes(num_samples, shape, self.config.recorder_settings)
+            if min_bytes > share_bytes:
+                raise BudgetError(self._over_budget(min_bytes, num_samples, share_bytes))
 
-    def _too_large(self, needed: int, num_samples: int, share: int) -> str:
-        """What is wrong with a budget of which a recording of so many samples may take a share, and needs more."""
+    def _over_budget(self, needed: int, num_samples: int, share: int) -> str:
+        """The error message for a recording of `num_samples` that needs more bytes than its share of the budget."""
         recorder, num_all = self.recorder.name, sum(self.counts)
-        # Shares go by samples, and so does a size, nearly: every file has a header, too.
+        # Shares and sizes are proportional to the samples; 1 % and 5,000 bytes make up for the header of each file.
         enough = 1000 * math.ceil((1.01 * needed * num_all / num_samples + 5000) / 1000)
         return (
             f"the budget is {self.config.budget} bytes for all {num_all} samples, of which a recording of "

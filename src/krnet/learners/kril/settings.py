@@ -1,4 +1,4 @@
-"""Settings of KRIL; what they say of the recorder is checked with them."""
+"""Settings of KRIL, and checks of those that concern its recorder."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from krnet.learners.base import LearnerConfig
 from krnet.recorders.base import FIT_NAMES, Recorder, check_names, get_recorder, recorder_name
 from krnet.train.config import SCHEDULES, FitConfig
 
-# Settings of a fit that have a place of their own.
-SET_ELSEWHERE = {
+# Settings of a fit that recorder_settings must not hold -> why.
+RESERVED_SETTINGS = {
     "iterations": "is KRIL's recorder_iterations",
     "schedule": "is KRIL's recorder_schedule",
     "gamma": "is a setting of KRIL",
@@ -46,51 +46,51 @@ class KrilConfig(LearnerConfig):
         "single",
     }
     fixed_layers: int = 23
-    """Layers of F1, counted as in the paper: the first convolution is one, each basic block two."""
+    """Layers of F1, counted as in the paper: the first convolution is one layer, each basic block two."""
     tail_lr: float = 0.05
-    """Learning rate of F2 without its classifier, as a share of the classifier's."""
+    """Learning rate of F2 without its classifier, as a fraction of the classifier's learning rate."""
     aux: float = 2.0
-    """Weight of L_aux, which holds F2's features of replayed samples where the last F2 had them; 0 leaves it out."""
+    """Weight of L_aux, the distance of F2's features of replayed samples to those of the last F2; 0 turns it off."""
     aux_divisor: str = "batch"
-    """L_aux is divided by the size of the batch, or of its replayed part: batch or replayed."""
+    """Divisor of L_aux: batch (all samples of the batch) or replayed (its replayed samples)."""
     new_features: str | None = None
-    """Features of the new images: plain, flip (mirrored at random), crop (cropped and mirrored anew each step), or
-    replayed (recorded first, and then as coarse as those of old ones); by default flip, under a budget replayed. Data
-    that are not mirrored elsewhere are not mirrored here, and without `augment` flip and crop are plain."""
+    """Features of the new images: plain, flip (mirrored at random), crop (cropped and mirrored at random in each step)
+    or replayed (recorded first, so as coarse as those of old images). By default flip, under a budget replayed. Data
+    sets that may not be mirrored are not mirrored here either; without `augment`, flip and crop become plain."""
     flip_replays: bool = False
     """Mirror replayed maps at random."""
     recorder: str | None = None
-    """How features are kept: paper, the paper's network; krnet, the compact one; raw, the real ones, the upper bound;
-    images, a rival that keeps every image; ... By default paper, under a budget krnet."""
+    """Recorder of the features: paper (the paper's network), krnet (the compact network), raw (the exact features, an
+    upper bound), images (a rival that keeps every image), ... By default paper, under a budget krnet."""
     recorder_schedule: str = "fast"
-    """Schedule of a network's fit (krnet, paper, autoencoder): fast or paper."""
+    """Training schedule of a recorder with a network (krnet, paper, autoencoder): fast or paper."""
     recorder_iterations: int | None = None
-    """Iterations of the base recorder; by default the schedule's own number, with paper that of its data set."""
+    """Iterations of the base recorder. By default those of the schedule; with schedule paper those of the data set."""
     recorder_settings: Mapping[str, Any] = field(default_factory=dict)
     """Other settings of the recorder; on the command line as name=value,name=value."""
     scaled: bool = True
-    """Later recorders get iterations in proportion to their samples, never more than the base; else as many."""
+    """Give later recorders iterations in proportion to their samples, at most those of the base recorder."""
     warm_start: bool = True
-    """A later recorder starts from the one before, where its size is one of the paper's."""
+    """Start a later recorder from the previous one, if its network is one of the paper's."""
     kr2: bool = True
-    """L_kr2: the recorder's error is also seen through F2."""
+    """Use L_kr2: the recorder is also trained on its error at the output of F2."""
     gamma: float | None = None
-    """Weight of L_kr2; by default 0.001, with schedule paper that of its data set."""
+    """Weight of L_kr2. By default 0.001; with schedule paper that of the data set."""
     head_share: float = 0.25
-    """Share of a batch of the recorder's that F2 is shown for L_kr2."""
+    """Fraction of the recorder's batch that L_kr2 is computed on."""
     budget: int | None = None
-    """Most bytes of all recordings together, when every task is learned: each has a share of them, by its samples."""
+    """Limit in bytes of all recordings together after the last task; each gets a share by its number of samples."""
     single: bool = False
-    """One recorder for all samples instead of one for the base task and one for the rest."""
+    """Use one recorder for all samples instead of one for the base task and one for the rest."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_int("fixed_layers", self.fixed_layers, 1)
-        check_int("batch_size", self.batch_size, 2)  # one replayed, one new
+        check_int("batch_size", self.batch_size, 2)  # at least one replayed and one new sample
         if self.ce != "seen":
             raise SettingError(f"ce is {self.ce!r}; expected seen: replays are of old classes, which 'new' leaves out")
         check_choice("aux_divisor", self.aux_divisor, ("batch", "replayed"))
-        if self.new_features is None:  # what a run was learned with stands in its settings
+        if self.new_features is None:  # resolved here, so that the saved settings show the value
             object.__setattr__(self, "new_features", "flip" if self.budget is None else "replayed")
         check_choice("new_features", self.new_features, ("plain", "flip", "crop", "replayed"))
         check_choice("recorder_schedule", self.recorder_schedule, SCHEDULES)
@@ -109,20 +109,25 @@ class KrilConfig(LearnerConfig):
         object.__setattr__(self, "recorder_settings", self._own_settings())
         own = self.recorder_settings
         for name in own:
-            if name in SET_ELSEWHERE:
-                raise SettingError(f"recorder_settings has {name}, which {SET_ELSEWHERE[name]}; leave it out there")
+            if name in RESERVED_SETTINGS:
+                raise SettingError(f"recorder_settings has {name}, which {RESERVED_SETTINGS[name]}; leave it out there")
         check_names(self.chosen_recorder, own)
-        # Refused now, not after a base task.
+        # Raise now, not after the base task is trained.
         FitConfig(**{name: value for name, value in own.items() if name in FIT_NAMES})
 
     @classmethod
     def renewed(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
-        own = saved.get("recorder_settings")
+        own_settings = saved.get("recorder_settings")
         names = {"recorder": recorder_name(str(saved.get("recorder")), saved)}
-        return {**saved, **names, "recorder_settings": parse_settings(own) if isinstance(own, str) else own}
+        return {
+            **saved,
+            **names,
+            "recorder_settings": parse_settings(own_settings) if isinstance(own_settings, str) else own_settings,
+        }
 
     @property
-    def kind_of_new(self) -> str:
+    def new_features_kind(self) -> str:
+        """Setting new_features, with flip and crop replaced by plain if `augment` is off."""
         assert self.new_features is not None
         return self.new_features if self.augment or self.new_features == "replayed" else "plain"
 

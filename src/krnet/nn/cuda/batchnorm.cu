@@ -1,19 +1,26 @@
-// BatchNorm, skip, ReLU: two kernels forward and two backward, the first of which sums over rows, the second combines
-// these sums and writes the maps. Compiled behind kernels.cu, which has Value, widen and narrow. See batchnorm.py.
+// Kernels of batchnorm.py: BatchNorm, skip, ReLU. Appended to kernels.cu, which defines Value, widen and narrow.
 //
-// Maps lie channels last and are read as (rows, channels), a row being a place of a sample. A block has SLAB channels
-// (blockIdx.x: blocks that share rows run together) of some of the rows, a thread eight of these channels, 16 bytes, of
-// every ROUND-th row. DEPTH rows of a thread are on their way at a time, the first of them while what goes with the
-// channels is worked out. Nothing is summed by atomics: the same input always gives the same result.
+//   forward    batch_moments sums over rows; batch_norm_forward combines the sums and writes y
+//   backward   batch_sums sums over rows; batch_norm_backward combines the sums and writes dx and dskip
 //
-// Compiled for each use: SLAB (8, 16 or 32), THREADS, MOST_PARTS (into which the rows of a sum are shared out), SKIP,
-// RELU, TRAINING (statistics of the batch, not the running ones), EPS, MOMENTUM.
+// Maps are channels last and are read as (rows, channels); a row is one place of one sample. A block processes SLAB
+// channels (chosen by blockIdx.x, so that blocks of the same rows run together) of some of the rows. A thread
+// processes eight of these channels, 16 bytes, of every ROUND-th row. It loads DEPTH rows at a time, the first of them
+// while it computes the scale and shift of its channels. No atomics: equal inputs give equal results.
+//
+// Macros, compiled in for each use:
+//   SLAB         channels of a block: 8, 16 or 32
+//   THREADS      threads of a block
+//   MOST_PARTS   largest number of parts into which the rows of a sum are divided
+//   SKIP, RELU   whether there is a skip, a ReLU
+//   TRAINING     normalise by the statistics of the batch, not by the running ones
+//   EPS, MOMENTUM   of the norm
 
 #ifdef SLAB
 constexpr int VECTORS = SLAB / 8;
 constexpr int ROUND = THREADS / VECTORS;  // rows that a block reads at a time
 
-// In words, two values of bf16 to each: eight values by themselves would keep eight registers for as long as they wait.
+// Eight values, two of bf16 to a 32-bit word: as separate values they would occupy eight registers while being loaded.
 struct alignas(16) Eight {
   unsigned words[2 * sizeof(Value)];
 
@@ -48,19 +55,19 @@ __device__ __forceinline__ void store(Value* own, int row, int channels, const E
   *reinterpret_cast<Eight*>(own + (long long)row * channels) = eight;
 }
 
-// y = first x + second. One way to compute it, so that backward finds the very values forward had.
+// y = first x + second. Forward and backward both compute it here, so that they get the same bits.
 __device__ __forceinline__ Pair factors(float weight, float bias, float mean, float rstd) {
   const float scale = weight * rstd;
   return {scale, fmaf(-mean, scale, bias)};
 }
 
-// The gradient before the ReLU, which lets nothing through at 0. Without a skip x says where that is: y is not read.
+// The gradient before the ReLU: 0 where the output is 0. Without a skip, x decides where that is and y is not read.
 __device__ __forceinline__ float before_relu(Value gradient, Value x, Value y, float scale, float shift) {
   if (!RELU) return widen(gradient);
   return (SKIP ? widen(y) : fmaf(widen(x), scale, shift)) <= 0.f ? 0.f : widen(gradient);
 }
 
-// Sums over the rows of the block, `use`d by one thread for each channel.
+// Sums both arrays over the rows of the block. One thread per channel calls use(channel, sum of one, sum of other).
 template <typename Use>
 __device__ __forceinline__ void sum_rows(const float (&one)[8], const float (&other)[8], Use use) {
   __shared__ float kept[2][8][THREADS];
@@ -86,8 +93,8 @@ __device__ __forceinline__ void sum_rows(const float (&one)[8], const float (&ot
   }
 }
 
-// Sums over the parts, of what `term` makes of each, `use`d by the first SLAB threads, each for its channel. Also a
-// barrier.
+// Sums term(part) over all parts. Each of the first SLAB threads calls use(first sum, second sum) for its channel. Also
+// a barrier.
 template <typename Term, typename Use>
 __device__ __forceinline__ void combine(const Pair* __restrict__ partials, int parts, Term term, Use use) {
   __shared__ Pair kept[THREADS / 32][SLAB];
@@ -125,8 +132,8 @@ __device__ __forceinline__ void combine(const Pair* __restrict__ partials, int p
 #endif
 
 #ifdef BATCH_MOMENTS
-// `partials` (slabs, parts, SLAB) gets mean and sum of squares around it, of a part's rows. They are summed around a
-// value that is among them: squares of what is far from zero would leave no digits for the variance.
+// Writes partials (slabs, parts, SLAB): mean of a part's rows, and sum of squared deviations from it. Each channel's
+// value in the first row is subtracted first: plain squares of values far from 0 leave no digits for the variance.
 extern "C" __global__ __launch_bounds__(THREADS) void batch_moments(
     const Value* __restrict__ x, Pair* __restrict__ partials, int rows, int channels, int share) {
   constexpr int DEPTH = 8;
@@ -164,7 +171,7 @@ extern "C" __global__ __launch_bounds__(THREADS) void batch_moments(
 #endif
 
 #ifdef BATCH_NORM_FORWARD
-// `moments` (2, channels) gets mean and 1 / standard deviation; the running statistics move, if TRAINING.
+// Writes y and moments (2, channels): mean and 1 / standard deviation. TRAINING updates the running statistics.
 extern "C" __global__ __launch_bounds__(THREADS) void batch_norm_forward(
     const Value* __restrict__ x, const Value* __restrict__ skip, const float* __restrict__ weight,
     const float* __restrict__ bias, const Pair* __restrict__ partials, float* running_mean, float* running_var,
@@ -187,7 +194,7 @@ extern "C" __global__ __launch_bounds__(THREADS) void batch_norm_forward(
   };
   fetch();
 
-  // For one channel a thread reads all it may need at once: every wait for memory counts in a kernel this short.
+  // A thread reads all it may need for its channel at once: each wait for memory is noticeable in a kernel this short.
   const int channel = first_channel + threadIdx.x % SLAB;
   const float by = weight[channel], offset = bias[channel];
   const float old_mean = running_mean[channel], old_var = running_var[channel];
@@ -199,7 +206,7 @@ extern "C" __global__ __launch_bounds__(THREADS) void batch_norm_forward(
     }
   };
   if (TRAINING) {
-    // Chan et al. (1979), for many parts at once, and once more around one of the values.
+    // Chan et al. (1979) for many parts at once: part means are taken relative to the first part's, for precision.
     const Pair* own_partials = partials + blockIdx.x * parts * SLAB;
     const float origin = own_partials[threadIdx.x % SLAB].first, each = 1.f / rows, unbiased = 1.f / (rows - 1);
     const long long seen = *num_batches;
@@ -237,7 +244,7 @@ extern "C" __global__ __launch_bounds__(THREADS) void batch_norm_forward(
         for (int j = 0; j < 8; ++j) {
           float value = fmaf(widen(found[k].value(j)), scale[j], shift[j]);
           if (SKIP) value += widen(skipped[k].value(j));
-          result[j] = RELU && value < 0.f ? 0.f : value;  // NaN stays one
+          result[j] = RELU && value < 0.f ? 0.f : value;  // NaN stays NaN
         }
         store(y + own, row + k * step, channels, narrow(result));
       }
@@ -249,8 +256,7 @@ extern "C" __global__ __launch_bounds__(THREADS) void batch_norm_forward(
 #endif
 
 #ifdef BATCH_SUMS
-// `partials` (slabs, parts, SLAB) gets the sums of the gradient before the ReLU, and of its product with the normalised
-// values.
+// Writes partials (slabs, parts, SLAB): the sum of the gradient d before the ReLU, and of d times the normalised x.
 extern "C" __global__ __launch_bounds__(THREADS) void batch_sums(
     const Value* __restrict__ x, const Value* __restrict__ y, const Value* __restrict__ gradient,
     const float* __restrict__ weight, const float* __restrict__ bias, const float* __restrict__ moments,
@@ -311,7 +317,7 @@ extern "C" __global__ __launch_bounds__(THREADS) void batch_sums(
 #endif
 
 #ifdef BATCH_NORM_BACKWARD
-// dx; where there are both a skip and a ReLU, dskip; `sums` (2, channels), the gradients of weight and bias.
+// Writes dx, sums (2, channels): the gradients of weight and bias, and dskip if there are both a skip and a ReLU.
 extern "C" __global__ __launch_bounds__(THREADS) void batch_norm_backward(
     const Value* __restrict__ x, const Value* __restrict__ y, const Value* __restrict__ gradient,
     const float* __restrict__ weight, const float* __restrict__ bias, const float* __restrict__ moments,
@@ -341,7 +347,7 @@ extern "C" __global__ __launch_bounds__(THREADS) void batch_norm_backward(
   if (threadIdx.x < SLAB) shared[0][threadIdx.x] = known;
   auto same = [](Pair part, int) { return part; };
   combine(partials + blockIdx.x * parts * SLAB, parts, same, [&](float total, float products) {
-    // dx = scale (d - mean of d - n times the mean of n d), n the normalised x: as scale d + by_x x + offset.
+    // With n the normalised x: dx = scale (d - mean(d) - n mean(n d)) = scale d + by_x x + offset.
     const float by_x = TRAINING ? -known.first * rstd * (products * each) : 0.f;
     shared[1][threadIdx.x] = {by_x, TRAINING ? -known.first * (total * each) - by_x * mean : 0.f};
     if (blockIdx.y == 0) {

@@ -1,16 +1,27 @@
-// A unit (3x3 depthwise convolution, GroupNorm, skip, Leaky-ReLU) in one pass over memory forward and one backward; the
-// same without the convolution; and what goes with them. See kernels.py.
+// Kernels of kernels.py, each with one pass over memory:
 //
-// A block owns one group of one sample after another, a thread one channel of it. In a unit the plane (H x W values)
-// stays in the thread's registers, so neighbours need no memory, and only the two moments of the norm are shared; in a
-// norm alone several threads share a channel. Maps lie channels last, so the threads of a warp read neighbouring
-// addresses. Samples come through shared memory by cp.async, where there is room the next while this one is worked on.
+//   unit_forward, unit_backward   3x3 depthwise convolution, GroupNorm, skip, Leaky-ReLU: a unit
+//   norm_forward, norm_backward   the same without the convolution
+//   column_sums                   sums over rows
+//   move_rows                     swaps the first two axes and converts the type
 //
-// Compiled for each use: C, GROUP (channels of a group), H, W, LANES (threads that share a channel; 1 in a unit),
-// THREADS (GROUP x LANES rounded up to warps), BLOCKS (of these that a multiprocessor should hold at a time), SKIP,
-// MORE (a unit's backward adds `more` to dx), EPS, SLOPE; for a norm alone also ELEMENT (a scale and a shift for each
-// value, (H x W, C), not for each channel), PARTS and DEPTH, see there. Flags at run time instead would cost so many
-// registers that values spill.
+// A block processes one group of one sample after another. In a unit a thread owns a channel and keeps its plane
+// (H x W values) in registers: the convolution finds neighbours there, and threads share only the two moments of the
+// norm. In a norm alone several threads share a channel. Maps are channels last, so the threads of a warp read
+// neighbouring addresses. cp.async copies samples to shared memory; if there is room, the next sample is copied while
+// the current one is processed.
+//
+// Macros, compiled in for each use, since flags at run time would cost so many registers that values spill:
+//   C, H, W    shape of a map
+//   GROUP      channels of a group
+//   LANES      threads that share a channel; 1 in a unit
+//   THREADS    threads of a block: GROUP x LANES, rounded up to whole warps
+//   BLOCKS     blocks that a multiprocessor should hold at a time
+//   SKIP       a skip is added before the activation
+//   MORE       unit_backward adds `more` to dx
+//   EPS, SLOPE of the norm and of Leaky-ReLU
+//   ELEMENT    (norm alone) scale and shift are (H x W, C), one for each value, instead of (C,)
+//   PARTS, DEPTH   (norm_backward) explained there
 
 #ifndef KRNET_ON_CPU  // the tests compile this file for a CPU, with tests/cuda_shim.h in place of what follows
 typedef unsigned short Value;  // bf16
@@ -26,13 +37,14 @@ __device__ __forceinline__ Value narrow(float value) {
   return result;
 }
 
-// 16 bytes into shared memory, without passing through registers.
+// Copies 16 bytes to shared memory without passing through registers.
 __device__ __forceinline__ void copy_async(const Value* source, Value* target) {
   const unsigned place = (unsigned)__cvta_generic_to_shared(target);
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place), "l"(source));
 }
 
-// Copies of this thread since the last call are a batch; `arrive` waits for all its batches but the PENDING latest.
+// end_batch makes a batch of this thread's copies since its last call; arrive waits until at most PENDING batches of
+// this thread are unfinished.
 __device__ __forceinline__ void end_batch() { asm volatile("cp.async.commit_group;"); }
 
 template <int PENDING>
@@ -42,8 +54,8 @@ __device__ __forceinline__ void arrive() {
 #endif
 
 #ifdef COLUMN_SUMS
-// source (rows, columns) -> target (columns), in a fixed order: the same gradients always give the same sums. A block
-// has 32 columns, and its warps share their rows.
+// source (rows, columns) -> target (columns). The order of the sum is fixed, so equal inputs give equal sums. A block
+// sums 32 columns; its warps divide the rows among them.
 constexpr int WARPS = 16;
 
 extern "C" __global__ __launch_bounds__(32 * WARPS) void column_sums(
@@ -66,7 +78,7 @@ extern "C" __global__ __launch_bounds__(32 * WARPS) void column_sums(
 #endif
 
 #ifdef MOVE_ROWS
-// source (FIRST, SECOND, K) -> target (SECOND, FIRST, K), from the type FROM to the type TO, a row to a block.
+// source (FIRST, SECOND, K) of type FROM -> target (SECOND, FIRST, K) of type TO. Each block moves one row of K values.
 constexpr int WIDTH = K % 8 == 0 ? 8 : 1;
 
 template <typename Kind>
@@ -106,10 +118,10 @@ extern "C" __global__ __launch_bounds__(THREADS) void move_rows(const FROM* __re
 
 #ifdef GROUP
 constexpr int AREA = H * W;
-constexpr int TILE = AREA * GROUP;  // what a block has of one sample, as (AREA, GROUP)
+constexpr int TILE = AREA * GROUP;  // values of one group of one sample, laid out as (AREA, GROUP)
 constexpr float COUNT = float(TILE);
 
-// Sums over the block. Also a barrier: what was written to shared memory before is seen after.
+// Sums both values over the block. Also a barrier for shared memory.
 __device__ __forceinline__ void block_sums(float& one, float& other, float (&shared)[2][32]) {
   for (int offset = 16; offset; offset >>= 1) {
     one += __shfl_xor_sync(~0u, one, offset);
@@ -135,8 +147,8 @@ __device__ __forceinline__ float block_sum(float value, float (&shared)[2][32]) 
   return value;
 }
 
-// The block's part of a sample on its way into shared memory. Counts and steps are known beforehand, so that addresses
-// cost no registers.
+// Starts copying the block's group of a sample to shared memory. Counts and steps are compile-time constants, so that
+// addresses cost no registers.
 __device__ __forceinline__ void fetch(const Value* __restrict__ source, Value* target) {
   constexpr int WIDTH = 16 / sizeof(Value), ROUND = THREADS * WIDTH;
   source += blockIdx.y * GROUP;
@@ -155,7 +167,7 @@ __device__ __forceinline__ void fetch(const Value* __restrict__ source, Value* t
 
 __device__ __forceinline__ float activate(float value) { return value >= 0.f ? value : value * SLOPE; }
 
-// The gradient before the activation, whose sign is that of its output.
+// The gradient before the activation. `below`: the output of the activation, and so its input, is negative.
 __device__ __forceinline__ float before_activation(Value gradient, bool below) {
   const float d = widen(gradient);
   return below ? d * SLOPE : d;
@@ -163,13 +175,13 @@ __device__ __forceinline__ float before_activation(Value gradient, bool below) {
 #endif
 
 #if defined(UNIT_FORWARD) || defined(UNIT_BACKWARD)
-// Where tap t of the filter, laid on place p, reads: -1 outside the map.
+// The place that tap t reads when the filter is centred on place p; -1 outside the map.
 __host__ __device__ constexpr int neighbour(int p, int t) {
   const int row = p / W + t / 3 - 1, column = p % W + t % 3 - 1;
   return row < 0 || row >= H || column < 0 || column >= W ? -1 : row * W + column;
 }
 
-// Value by value into all the sums it is part of: it is needed once and then no more.
+// Adds each value to all outputs that it contributes to, so that it is read once.
 __device__ __forceinline__ void convolve(const Value* x, const float (&taps)[9], float (&z)[AREA]) {
 #pragma unroll
   for (int p = 0; p < AREA; ++p) z[p] = 0.f;
@@ -238,15 +250,15 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void unit_forward(
 #endif
 
 #ifdef UNIT_BACKWARD
-// dx gets `more` added to it; `sums` (blocks, 11 C) the gradients of the nine taps of each channel, of the scales and
-// of the shifts.
+// Writes dx (plus `more`), dskip and sums (blocks, 11 C): the gradients of the nine taps of each channel, of the scales
+// and of the shifts.
 extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void unit_backward(
     const Value* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ gamma,
     const Value* __restrict__ y, const float* __restrict__ moments, const Value* __restrict__ gradient,
     const Value* __restrict__ more, Value* __restrict__ dx, Value* __restrict__ dskip, float* __restrict__ sums,
     int batch) {
   __shared__ float shared[2][32];
-  // Each thread its own column: registers are short. The signs of y free its tile for what comes next.
+  // Each thread has its own column; registers would not suffice. Once the signs of y are kept, its tile is free.
   constexpr int WORDS = (AREA + 31) / 32;
   __shared__ float kept[11][THREADS];
   __shared__ unsigned signs[WORDS][THREADS];
@@ -297,7 +309,7 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void unit_backward(
     if (MORE) fetch(more + b * step, tile_y);  // all have read y
     if (!MORE && next < batch) fetch(y + next * step, tile_y);
     end_batch();
-    // dz = rstd (scale d - mean of that - n times mean of n times that), as a d + b z + c.
+    // With n the normalised z and g = scale d: dz = rstd (g - mean(g) - n mean(n g)) = by_d d + by_z z + offset.
     const float by_d = rstd * scale;
     const float by_z = -rstd * rstd * first / COUNT;
     const float offset = -rstd * second / COUNT - by_z * mean;
@@ -337,11 +349,11 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void unit_backward(
 #endif
 
 #if defined(NORM_FORWARD) || defined(NORM_BACKWARD)
-constexpr int EACH = (AREA + LANES - 1) / LANES;  // places of a thread
+constexpr int EACH = (AREA + LANES - 1) / LANES;  // places (of H x W) per thread
 #endif
 
 #ifdef NORM_FORWARD
-// A sample to a block: several blocks to a multiprocessor cover each other's waiting.
+// A block processes one sample. A multiprocessor runs several blocks: one computes while others wait for memory.
 extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void norm_forward(
     const Value* __restrict__ x, const float* __restrict__ gamma, const float* __restrict__ beta,
     const Value* __restrict__ skip, Value* __restrict__ y, float* __restrict__ moments) {
@@ -393,19 +405,19 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void norm_forward(
 #endif
 
 #ifdef NORM_BACKWARD
-// `sums` (blocks, 2, C) has the gradients of the scales and of the shifts; with ELEMENT (blocks, 2, H x W, C), each
-// value's own, summed up in registers. Where these are too few, PARTS blocks read the same samples, and each writes its
-// part of the places. DEPTH 2: the next sample has tiles of its own.
+// Writes dx, dskip and sums: the gradients of the scales and of the shifts, (blocks, 2, C), or with ELEMENT
+// (blocks, 2, H x W, C). ELEMENT sums are kept in registers. If a thread has too few, PARTS blocks read the same
+// samples and each handles its part of the places. DEPTH 2 loads the next sample into tiles of its own.
 extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void norm_backward(
     const Value* __restrict__ x, const float* __restrict__ gamma, const Value* __restrict__ y,
     const float* __restrict__ moments, const Value* __restrict__ gradient, Value* __restrict__ dx,
     Value* __restrict__ dskip, float* __restrict__ sums, int batch) {
-  constexpr int SHARE = (EACH + PARTS - 1) / PARTS;  // of a thread's places
-  constexpr int KEPT = ELEMENT ? SHARE : 1, UNROLLED = ELEMENT ? SHARE : 8;  // registers have no index at run time
+  constexpr int SHARE = (EACH + PARTS - 1) / PARTS;  // places per thread in one part
+  constexpr int KEPT = ELEMENT ? SHARE : 1, UNROLLED = ELEMENT ? SHARE : 8;  // registers cannot be indexed at run time
   __shared__ float shared[2][32];
   const int lane = threadIdx.x / GROUP, own = threadIdx.x % GROUP, channel = blockIdx.y * GROUP + own;
   const bool owned = lane < LANES;
-  const int begin = lane + blockIdx.z * SHARE * LANES;  // of this part
+  const int begin = lane + blockIdx.z * SHARE * LANES;  // first place of this part
   const float scale = ELEMENT ? 0.f : gamma[channel];
   float all_gamma[KEPT], all_beta[KEPT];
 #pragma unroll
@@ -426,7 +438,7 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void norm_backward(
     __syncthreads();  // all are done with the sample before
     if (DEPTH == 1) fetch_all(b, tiles);
     if (DEPTH == 2 && b + gridDim.x < batch) fetch_all(b + gridDim.x, tiles + turn * 3 * TILE);
-    end_batch();  // empty after the last sample: the number of batches on their way is always the same
+    end_batch();  // an empty batch after the last sample keeps the number of pending batches constant
     const float mean = moments[(b * gridDim.y + blockIdx.y) * 2], rstd = moments[(b * gridDim.y + blockIdx.y) * 2 + 1];
     arrive<DEPTH - 1>();
     __syncthreads();
@@ -450,7 +462,7 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void norm_backward(
       second *= scale;
     }
     block_sums(first, second, shared);
-    // As in a unit: a d + b z + c.
+    // As in unit_backward: dx = by_d d + by_z z + offset.
     const float by_z = -rstd * rstd * first / COUNT;
     const float offset = -rstd * second / COUNT - by_z * mean;
     if (owned) {
@@ -482,7 +494,7 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void norm_backward(
     }
     return;
   }
-  float* scratch = reinterpret_cast<float*>(tiles);  // has room: LANES <= AREA
+  float* scratch = reinterpret_cast<float*>(tiles);  // large enough, since LANES <= AREA
   for (int which = 0; which < 2; ++which) {
     float total = which ? all_beta[0] : all_gamma[0];
     if (LANES > 1) {

@@ -1,13 +1,16 @@
-"""Norm, skip and activation in one pass over memory, and the convolution or product before them: for a GPU.
+"""Fused GroupNorm, skip and Leaky-ReLU on a GPU, alone or after a depthwise convolution or an FC layer.
 
     x (B, C, H, W) -> GroupNorm -> [+ skip] -> Leaky-ReLU                     NormAct
-    x (B, C, H, W) -> 3x3 depthwise -> GroupNorm -> [+ skip] -> Leaky-ReLU    DepthwiseBlock: two of these
+    x (B, C, H, W) -> 3x3 depthwise -> GroupNorm -> [+ skip] -> Leaky-ReLU    a unit; DepthwiseBlock is two of them
     x (B, K) -> FC layer -> (B, C, H, W)                                      LinearToMap
 
-Maps lie channels last. The kernels are CUDA C++ (kernels.cu), compiled for each shape by NVRTC, which comes with torch,
-in a fraction of a second. Triton, which would be less code, has no words for a thread that holds the plane of a channel
-in its registers: depthwise units took six times as long in it, norms twice. `layers.py` holds the plain version, which
-is the oracle of the tests, and says when this one is used. What it saves: benchmarks/profile.md.
+Each takes one pass over memory. Maps are bf16 and channels last. The kernels are CUDA C++ (kernels.cu); NVRTC, which
+comes with torch, compiles them for each shape in a fraction of a second. Triton would be less code, but cannot hold
+the plane of a channel in the registers of one thread: units took six times as long in it, norms twice. nn/layers.py
+holds the plain version, with which the tests compare, and decides when to use the kernels. benchmarks/profile.md
+lists the time saved.
+
+GROUP, LANES, PARTS, DEPTH and ELEMENT, here and in the fields of Layout, are explained in kernels.cu.
 """
 
 from __future__ import annotations
@@ -21,130 +24,142 @@ import torch
 from torch import Tensor
 
 DTYPE = torch.bfloat16  # of maps; parameters and sums are fp32
-LARGEST_PLANE = 64  # values of one channel in a unit: what the registers of a thread hold
-LARGEST_UNIT = 512  # channels of a group in a unit, each a thread with 128 registers
-LARGEST_BLOCK = 1024  # threads: no GPU takes more
-MOST_BLOCKS = 16  # on a multiprocessor: all GPUs take so many
-LARGE_TILE = 1 << 13  # values of one group of one sample from which on more threads pay
-KEPT_PLACES = 16  # gradients of scale and shift that the registers of a thread hold in an ELEMENT norm
-SUMS = 11  # gradients of a depthwise unit's parameters, per channel: nine taps, scale, shift
-WARPS, WARP = 16, 32  # of a block of column_sums
+MAX_UNIT_PLANE = 64  # values of a channel (H x W) that a thread of a unit can hold in its registers
+MAX_UNIT_THREADS = 512  # a unit has a thread per channel; 128 registers each use up the 65,536 of a multiprocessor
+MAX_BLOCK_THREADS = 1024  # CUDA's limit
+MAX_BLOCKS_PER_CORE = 16  # blocks on a multiprocessor at a time; every supported GPU allows this many
+LARGE_TILE_VALUES = 1 << 13  # above this many values in a group of a sample, more threads per block are faster
+MAX_THREAD_PLACES = 16  # places (of H x W) whose scale and shift gradients fit in the registers of a thread
+UNIT_PARAMETERS = 11  # parameters of a unit per channel: nine taps, scale, shift
+SUM_WARPS = 16  # warps in a block of column_sums; WARPS in kernels.cu
+WARP_THREADS = 32
 
 Shape = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a device has: multiprocessors, and shared memory of each."""
+    """What the kernels need to know of a GPU."""
 
-    cores: int
+    num_cores: int
+    """Multiprocessors."""
     shared_bytes: int
+    """Shared memory that a block may use."""
 
 
 @cache
 def limits(device: torch.device) -> Limits | None:
-    """None where the kernels cannot run."""
+    """Limits of the device; None if the kernels cannot run on it."""
     kernel_type = getattr(getattr(torch.cuda, "_utils", None), "_CudaKernel", None)
     compiles = hasattr(torch.cuda, "_compile_kernel") and hasattr(kernel_type, "set_shared_memory_config")
     if device.type != "cuda" or torch.version.cuda is None or not compiles:
         return None
-    found = torch.cuda.get_device_properties(device)
-    if found.major < 8:  # no cp.async, no bf16
+    properties = torch.cuda.get_device_properties(device)
+    if properties.major < 8:  # no cp.async, no bf16
         return None
-    return Limits(found.multi_processor_count, getattr(found, "shared_memory_per_block_optin", 48 << 10))
+    return Limits(properties.multi_processor_count, getattr(properties, "shared_memory_per_block_optin", 48 << 10))
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a kernel is laid out for maps of one shape."""
+    """How a kernel divides maps of one shape among blocks and threads. A tile is one group of one sample."""
 
     shape: Shape
     groups: int
-    per_core: int
-    """Threads of a multiprocessor that its registers are to last for."""
+    """Groups of the GroupNorm."""
+    core_threads: int
+    """Threads that the registers of a multiprocessor must suffice for."""
     tiles: int = 1
-    """Copies of one sample's group in shared memory."""
+    """Tensors (x, y, gradient) of which a tile lies in shared memory."""
     thread_bytes: int = 0
-    """Shared memory of each thread besides."""
+    """Further shared memory of each thread."""
     lanes: int = 1
+    """Threads that share a channel."""
     element: bool = False
+    """The norm has a scale and a shift for each value, not for each channel."""
     parts: int = 1
+    """Blocks that read the same samples, and each write a part of the places."""
     depth: int = 1
+    """2 loads the next sample into tiles of its own while the current one is processed."""
 
     @property
-    def group(self) -> int:
+    def group_size(self) -> int:
+        """Channels in a group."""
         return self.shape[0] // self.groups
 
     @property
     def threads(self) -> int:
-        return -(-self.group * self.lanes // WARP) * WARP
+        return -(-self.group_size * self.lanes // WARP_THREADS) * WARP_THREADS
 
     @property
     def tile_bytes(self) -> int:
-        return self.tiles * self.depth * DTYPE.itemsize * self.group * self.shape[1] * self.shape[2]
+        return self.tiles * self.depth * DTYPE.itemsize * self.group_size * self.shape[1] * self.shape[2]
 
     @property
     def shared_bytes(self) -> int:
-        return self.tile_bytes + self.thread_bytes * self.threads + (2 << 10)  # sums, and what the driver takes
+        return self.tile_bytes + self.thread_bytes * self.threads + (2 << 10)  # for sums and the driver
 
     def blocks(self, limits: Limits) -> int:
-        """On a multiprocessor at a time: one reads while another computes."""
-        return max(1, min(MOST_BLOCKS, self.per_core // self.threads, limits.shared_bytes // self.shared_bytes))
+        """Blocks on a multiprocessor at a time: one reads while another computes."""
+        by_registers, by_memory = self.core_threads // self.threads, limits.shared_bytes // self.shared_bytes
+        return max(1, min(MAX_BLOCKS_PER_CORE, by_registers, by_memory))
 
     def grid(self, batch: int, limits: Limits) -> tuple[int, int, int]:
-        """As many blocks as the device holds at a time, each with many samples."""
-        most = max(1, limits.cores * self.blocks(limits) // (self.groups * self.parts))
-        return min(batch, most), self.groups, self.parts
+        """As many blocks as the device runs at a time; each processes one sample after another."""
+        max_blocks = max(1, limits.num_cores * self.blocks(limits) // (self.groups * self.parts))
+        return min(batch, max_blocks), self.groups, self.parts
 
     def fits(self, limits: Limits) -> bool:
-        return self.threads <= LARGEST_BLOCK and self.shared_bytes <= limits.shared_bytes
+        return self.threads <= MAX_BLOCK_THREADS and self.shared_bytes <= limits.shared_bytes
 
     def constants(self, limits: Limits, skip: bool, eps: float, slope: float) -> dict[str, int | str]:
+        """Macros that kernels.cu is compiled with."""
         channels, height, width = self.shape
-        found: dict[str, int | str] = {"C": channels, "GROUP": self.group, "H": height, "W": width}
-        found |= {"LANES": self.lanes, "THREADS": self.threads, "BLOCKS": self.blocks(limits), "PARTS": self.parts}
-        found |= {"DEPTH": self.depth, "ELEMENT": int(self.element), "SKIP": int(skip), "MORE": int(not skip)}
-        return found | {"EPS": f"{float(eps)!r}f", "SLOPE": f"{float(slope)!r}f"}
+        macros: dict[str, int | str] = {"C": channels, "GROUP": self.group_size, "H": height, "W": width}
+        macros |= {"LANES": self.lanes, "THREADS": self.threads, "BLOCKS": self.blocks(limits), "PARTS": self.parts}
+        macros |= {"DEPTH": self.depth, "ELEMENT": int(self.element), "SKIP": int(skip), "MORE": int(not skip)}
+        return macros | {"EPS": f"{float(eps)!r}f", "SLOPE": f"{float(slope)!r}f"}
 
 
 def unit_layout(shape: Shape, groups: int, tiles: int, thread_bytes: int = 0) -> Layout:
-    return Layout(shape, groups, LARGEST_UNIT, tiles, thread_bytes)
+    return Layout(shape, groups, MAX_UNIT_THREADS, tiles, thread_bytes)
 
 
 def backward_unit_layout(shape: Shape, groups: int) -> Layout:
-    """x, y and gradient; each thread has its sums and the signs of its plane."""
-    return unit_layout(shape, groups, 3, 4 * (SUMS + -(-shape[1] * shape[2] // 32)))
+    """Tiles of x, y and the gradient; each thread keeps its parameter gradients and the signs of its plane."""
+    return unit_layout(shape, groups, 3, 4 * (UNIT_PARAMETERS + -(-shape[1] * shape[2] // 32)))
 
 
 def norm_layout(shape: Shape, groups: int, element: bool, backward: bool, limits: Limits) -> Layout:
-    group, area = shape[0] // groups, shape[1] * shape[2]
-    large = group * area > LARGE_TILE
+    group_size, area = shape[0] // groups, shape[1] * shape[2]
+    large = group_size * area > LARGE_TILE_VALUES
     if not backward:
-        lanes = max(1, min(area, (512 if large else 256) // group))
+        lanes = max(1, min(area, (512 if large else 256) // group_size))
         return Layout(shape, groups, 1536, lanes=lanes, element=element)
-    lanes = max(1, min(area, (1024 if large else 256) // group))
-    parts = -(-area // (lanes * KEPT_PLACES)) if element else 1
+    lanes = max(1, min(area, (1024 if large else 256) // group_size))
+    parts = -(-area // (lanes * MAX_THREAD_PLACES)) if element else 1
     layout = Layout(shape, groups, 1024, 3, lanes=lanes, element=element, parts=parts, depth=2)
     return layout if layout.fits(limits) else Layout(shape, groups, 1024, 3, 0, lanes, element, parts)
 
 
 def unit_fits(shape: Shape, groups: int, device: torch.device) -> bool:
-    found = limits(device)
-    small = shape[1] * shape[2] <= LARGEST_PLANE and shape[0] // groups <= LARGEST_UNIT
-    return found is not None and small and backward_unit_layout(shape, groups).fits(found)
+    """Whether DepthwiseBlock serves maps of this shape; backward needs more memory than forward."""
+    gpu = limits(device)
+    small = shape[1] * shape[2] <= MAX_UNIT_PLANE and shape[0] // groups <= MAX_UNIT_THREADS
+    return gpu is not None and small and backward_unit_layout(shape, groups).fits(gpu)
 
 
 def norm_fits(shape: Shape, groups: int, element: bool, device: torch.device) -> bool:
-    """Whether NormAct serves: the groups must be of whole channels."""
-    found = limits(device)
-    if found is None or shape[0] % groups:
+    """Whether NormAct serves maps of this shape. Groups must consist of whole channels."""
+    gpu = limits(device)
+    if gpu is None or shape[0] % groups:
         return False
-    return all(norm_layout(shape, groups, element, backward, found).fits(found) for backward in (False, True))
+    return all(norm_layout(shape, groups, element, backward, gpu).fits(gpu) for backward in (False, True))
 
 
 @cache
 def source() -> str:
-    """All kernels; each is compiled only where its name is defined."""
+    """The source of all kernels; #ifdef compiles the one whose name is defined."""
     folder = resources.files("krnet.nn.cuda")
     return "".join(folder.joinpath(name).read_text() for name in ("kernels.cu", "batchnorm.cu"))
 
@@ -152,8 +167,8 @@ def source() -> str:
 @cache
 def _compiled(name: str, options: tuple[str, ...], shared_bytes: int, device: torch.device) -> Any:
     with torch.cuda.device(device):
-        torch.cuda.synchronize(device)  # the driver then knows this thread
-        # Only the kernel asked for: the others would not compile for every size, and take their time.
+        torch.cuda.synchronize(device)  # makes the CUDA context current in this thread
+        # Compile this kernel alone: the others take time, and some do not compile for this size.
         kernel = torch.cuda._compile_kernel(source(), name, nvcc_options=[f"-D{name.upper()}", *options])
         kernel.set_shared_memory_config(shared_bytes)
         return kernel
@@ -163,55 +178,59 @@ def launch(
     name: str, constants: dict[str, int | str], grid: tuple[int, int, int], threads: int, shared_bytes: int,
     args: list[Any],
 ) -> None:  # fmt: skip
-    """Run a kernel; compile it first where that has not been done."""
+    """Run a kernel, and compile it before its first run."""
     options = tuple(f"-D{key}={value}" for key, value in constants.items())
     kernel = _compiled(name, options, shared_bytes, args[0].device)
     kernel(grid=grid, block=(threads, 1, 1), args=args, shared_mem=shared_bytes)
 
 
-def _limits(x: Tensor) -> Limits:
-    found = limits(x.device)
-    assert found is not None, f"the kernels do not run on {x.device}"
-    return found
+def limits_of(x: Tensor) -> Limits:
+    gpu = limits(x.device)
+    assert gpu is not None, f"the kernels do not run on {x.device}"
+    return gpu
 
 
 def map_shape(x: Tensor) -> Shape:
-    """(C, H, W) of maps; vectors (B, C) are maps of a single place."""
+    """(C, H, W) of maps; vectors (B, C) count as maps of one place."""
     return (x.shape[1], x.shape[2], x.shape[3]) if x.ndim == 4 else (x.shape[1], 1, 1)
 
 
-def channels_last(x: Tensor) -> Tensor:
+def empty_maps(x: Tensor) -> Tensor:
+    """New maps of the shape of x, channels last, with undefined values."""
     return torch.empty_like(x, memory_format=torch.channels_last)
 
 
 def column_sums(parts: Tensor) -> Tensor:
-    """Sum over the first dimension. torch's own takes 9 us for the few megabytes that it is."""
+    """Sum over the first dimension. torch.sum is slower: 9 us for the few megabytes of a step."""
     total = torch.empty(parts.shape[1:], device=parts.device)
-    grid = (-(-total.numel() // WARP), 1, 1)
-    launch("column_sums", {}, grid, WARPS * WARP, 0, [parts, total, len(parts), total.numel()])
+    grid = (-(-total.numel() // WARP_THREADS), 1, 1)
+    launch("column_sums", {}, grid, SUM_WARPS * WARP_THREADS, 0, [parts, total, len(parts), total.numel()])
     return total
 
 
 def swap_rows(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """(n, m, k) -> (m, n, k) in another precision, at the speed of memory; torch's own cast reached a third of that."""
+    """(n, m, k) -> (m, n, k) in another precision, at the speed of memory. torch's cast reaches a third of it."""
     first, second, length = rows.shape
-    moved = torch.empty(second, first, length, dtype=dtype, device=rows.device)
-    kinds = {"FROM": rows.dtype, "TO": dtype}
-    constants: dict[str, int | str] = {k: "float" if v == torch.float32 else "Value" for k, v in kinds.items()}
-    threads = min(256, -(-length // (8 * WARP)) * WARP)
+    swapped = torch.empty(second, first, length, dtype=dtype, device=rows.device)
+    dtypes = {"FROM": rows.dtype, "TO": dtype}
+    constants: dict[str, int | str] = {k: "float" if v == torch.float32 else "Value" for k, v in dtypes.items()}
+    threads = min(256, -(-length // (8 * WARP_THREADS)) * WARP_THREADS)
     constants |= {"FIRST": first, "SECOND": second, "K": length, "THREADS": threads}
-    launch("move_rows", constants, (first * second, 1, 1), threads, 0, [rows, moved])
-    return moved
+    launch("move_rows", constants, (first * second, 1, 1), threads, 0, [rows, swapped])
+    return swapped
 
 
 def norm_forward(
     x: Tensor, gamma: Tensor, beta: Tensor, skip: Tensor | None, groups: int, eps: float, slope: float
 ) -> tuple[Tensor, Tensor]:
-    """Norm, skip, activation; and the moments of the norm. A scale for each channel, or (H W, C) one for each value."""
-    found, y = _limits(x), channels_last(x)
-    moments = torch.empty(len(x), groups, 2, device=x.device)
-    layout = norm_layout(map_shape(x), groups, gamma.ndim == 2, False, found)
-    constants = layout.constants(found, skip is not None, eps, slope)
+    """y = Leaky-ReLU(GroupNorm(x) + skip), and the moments of the norm, for backward.
+
+    gamma and beta are (C,), or (H W, C) if each value has its own.
+    """
+    gpu, y = limits_of(x), empty_maps(x)
+    moments = torch.empty(len(x), groups, 2, device=x.device)  # mean, 1 / standard deviation
+    layout = norm_layout(map_shape(x), groups, gamma.ndim == 2, False, gpu)
+    constants = layout.constants(gpu, skip is not None, eps, slope)
     args = [x, gamma, beta, x if skip is None else skip, y, moments]
     launch("norm_forward", constants, (len(x), groups, 1), layout.threads, layout.tile_bytes, args)
     return y, moments
@@ -220,20 +239,20 @@ def norm_forward(
 def norm_backward(
     x: Tensor, gamma: Tensor, y: Tensor, moments: Tensor, gradient: Tensor, skip: bool, slope: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients by x, by scale and shift, and by the skip."""
-    found, dx, dskip = _limits(x), channels_last(x), channels_last(x) if skip else None
-    layout = norm_layout(map_shape(x), moments.shape[1], gamma.ndim == 2, True, found)
-    grid = layout.grid(len(x), found)
-    sums = torch.empty(grid[0], 2, *gamma.shape, device=x.device)
-    constants = layout.constants(found, skip, 0.0, slope)
+    """Gradients of x, gamma, beta and the skip."""
+    gpu, dx, dskip = limits_of(x), empty_maps(x), empty_maps(x) if skip else None
+    layout = norm_layout(map_shape(x), moments.shape[1], gamma.ndim == 2, True, gpu)
+    grid = layout.grid(len(x), gpu)
+    sums = torch.empty(grid[0], 2, *gamma.shape, device=x.device)  # of each block, for gamma and beta
+    constants = layout.constants(gpu, skip, 0.0, slope)
     args = [x, gamma, y, moments, gradient, dx, dx if dskip is None else dskip, sums, len(x)]
     launch("norm_backward", constants, grid, layout.threads, layout.tile_bytes, args)
-    by_gamma, by_beta = column_sums(sums)
-    return dx, by_gamma, by_beta, dskip
+    dgamma, dbeta = column_sums(sums)
+    return dx, dgamma, dbeta, dskip
 
 
 class NormAct(torch.autograd.Function):
-    """GroupNorm, the skip if there is one, Leaky-ReLU."""
+    """Leaky-ReLU(GroupNorm(x) + skip); the skip may be None."""
 
     @staticmethod
     def forward(ctx, x, gamma, beta, skip, groups, eps, slope):  # type: ignore[no-untyped-def]
@@ -246,17 +265,17 @@ class NormAct(torch.autograd.Function):
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
         x, gamma, y, moments = ctx.saved_tensors
         gradient = gradient.contiguous(memory_format=torch.channels_last)
-        found = norm_backward(x, gamma, y, moments, gradient, ctx.with_skip, ctx.slope)
-        return *found, None, None, None
+        gradients = norm_backward(x, gamma, y, moments, gradient, ctx.with_skip, ctx.slope)
+        return *gradients, None, None, None
 
 
 class LinearToMap(torch.autograd.Function):
-    """An FC layer whose output (B, C H W) is a map: with its rows in another order the map comes channels last."""
+    """An FC layer whose output (B, C H W) is a map. Reordering the rows of its weight makes the map channels last."""
 
     @staticmethod
     def forward(ctx, x, weight, shape):  # type: ignore[no-untyped-def]
         channels, height, width = shape
-        # Weights are rounded to bf16 for the product in any case: the new order comes with that.
+        # The product needs the weights in bf16 anyway: the same pass reorders them.
         rows = swap_rows(weight.view(channels, height * width, -1), x.dtype).flatten(0, 1)  # (H W C, K)
         ctx.save_for_backward(x, rows)
         ctx.channels, ctx.dtype = channels, weight.dtype
@@ -266,20 +285,20 @@ class LinearToMap(torch.autograd.Function):
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
         x, rows = ctx.saved_tensors
         gradient = gradient.permute(0, 2, 3, 1).reshape(len(x), -1)  # (B, H W C)
-        by_rows = (gradient.t() @ x).view(-1, ctx.channels, x.shape[1])
-        return gradient @ rows, swap_rows(by_rows, ctx.dtype).flatten(0, 1), None
+        drows = (gradient.t() @ x).view(-1, ctx.channels, x.shape[1])  # (H W, C, K)
+        return gradient @ rows, swap_rows(drows, ctx.dtype).flatten(0, 1), None
 
 
 def unit_forward(
     x: Tensor, weight: Tensor, gamma: Tensor, beta: Tensor, skip: Tensor | None, groups: int, eps: float, slope: float
 ) -> tuple[Tensor, Tensor]:
-    """Depthwise convolution, norm, skip, activation; and the moments of the norm."""
-    found, y = _limits(x), channels_last(x)
-    moments = torch.empty(len(x), groups, 2, device=x.device)
+    """y = Leaky-ReLU(GroupNorm(depthwise convolution of x) + skip), and the moments of the norm, for backward."""
+    gpu, y = limits_of(x), empty_maps(x)
+    moments = torch.empty(len(x), groups, 2, device=x.device)  # mean, 1 / standard deviation
     layout = unit_layout(map_shape(x), groups, 1 if skip is None else 2)
-    constants = layout.constants(found, skip is not None, eps, slope)
+    constants = layout.constants(gpu, skip is not None, eps, slope)
     args = [x, weight, gamma, beta, x if skip is None else skip, y, moments, len(x)]
-    launch("unit_forward", constants, layout.grid(len(x), found), layout.threads, layout.tile_bytes, args)
+    launch("unit_forward", constants, layout.grid(len(x), gpu), layout.threads, layout.tile_bytes, args)
     return y, moments
 
 
@@ -287,21 +306,25 @@ def unit_backward(
     x: Tensor, weight: Tensor, gamma: Tensor, y: Tensor, moments: Tensor, gradient: Tensor, more: Tensor | None,
     slope: float,
 ) -> tuple[Tensor, Tensor | None, tuple[Tensor, Tensor, Tensor]]:  # fmt: skip
-    """Gradients by x, with `more` added; by the skip, if there is no `more`; by weight, scale and shift."""
-    found, skip, channels = _limits(x), more is None, x.shape[1]
-    dx, dskip = channels_last(x), channels_last(x) if skip else None
+    """Gradients of x, of the skip, and of (weight, gamma, beta).
+
+    A block's first unit has no skip: it is given `more`, the gradient of the block's skip, which is added to dx.
+    Its second unit has a skip and no `more`.
+    """
+    gpu, skip, channels = limits_of(x), more is None, x.shape[1]
+    dx, dskip = empty_maps(x), empty_maps(x) if skip else None
     layout = backward_unit_layout(map_shape(x), moments.shape[1])
-    grid = layout.grid(len(x), found)
-    sums = torch.empty(grid[0], SUMS * channels, device=x.device)
-    constants = layout.constants(found, skip, 0.0, slope)
+    grid = layout.grid(len(x), gpu)
+    sums = torch.empty(grid[0], UNIT_PARAMETERS * channels, device=x.device)  # of each block
+    constants = layout.constants(gpu, skip, 0.0, slope)
     args = [x, weight, gamma, y, moments, gradient, x if more is None else more, dx, dx if dskip is None else dskip]
     launch("unit_backward", constants, grid, layout.threads, layout.tile_bytes, [*args, sums, len(x)])
-    by_weight, by_gamma, by_beta = column_sums(sums).split([(SUMS - 2) * channels, channels, channels])
-    return dx, dskip, (by_weight.view(weight.shape), by_gamma, by_beta)
+    dweight, dgamma, dbeta = column_sums(sums).split([(UNIT_PARAMETERS - 2) * channels, channels, channels])
+    return dx, dskip, (dweight.view(weight.shape), dgamma, dbeta)
 
 
 class DepthwiseBlock(torch.autograd.Function):
-    """A basic block of two depthwise convolutions; the skip's gradient joins in the last kernel."""
+    """A basic block of two depthwise units; the last kernel of backward adds the gradient of the skip."""
 
     @staticmethod
     def forward(ctx, x, weight1, gamma1, beta1, weight2, gamma2, beta2, groups, eps, slope):  # type: ignore[no-untyped-def]
@@ -315,6 +338,6 @@ class DepthwiseBlock(torch.autograd.Function):
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
         x, weight1, gamma1, middle, moments1, weight2, gamma2, y, moments2 = ctx.saved_tensors
         gradient = gradient.contiguous(memory_format=torch.channels_last)
-        through, skipped, second = unit_backward(middle, weight2, gamma2, y, moments2, gradient, None, ctx.slope)
-        dx, _, first = unit_backward(x, weight1, gamma1, middle, moments1, through, skipped, ctx.slope)
-        return dx, *first, *second, None, None, None
+        dmiddle, dskip, dunit2 = unit_backward(middle, weight2, gamma2, y, moments2, gradient, None, ctx.slope)
+        dx, _, dunit1 = unit_backward(x, weight1, gamma1, middle, moments1, dmiddle, dskip, ctx.slope)
+        return dx, *dunit1, *dunit2, None, None, None

@@ -1,1 +1,1 @@
-"""The paper's rival: a code for each sample, and KRNet's decoder."""
+"""The paper's baseline: a code for each sample, and KRNet's decoder."""

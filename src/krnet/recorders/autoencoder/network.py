@@ -1,4 +1,4 @@
-"""The network of the autoencoder: its code, the encoder that mirrors KRNet's decoder, and weights as a file holds them.
+"""The autoencoder's network: an encoder that mirrors KRNet's decoder, rounded codes, and the weights in a file.
 
 features (B, c, h, w) -> Encoder -> codes (B, code_width) -> rounded -> Decoder -> features
 Decoder <-> pack, unpack <-> the tensors of a file
@@ -29,28 +29,31 @@ from krnet.recorders.fit import NET, stored_packed, stored_weights
 
 FLOAT_BITS = 32
 WEIGHT_TYPES: dict[float, torch.dtype] = {32: torch.float32, 16: torch.float16}
-MAX_WIDTH = 2**16
-CODES = "codes"
-BLOCK_BYTES = 5  # that a block of codes takes beside its symbols
-CODE_TABLE = 1000  # bytes of their entropy tables, at most; codes have more where they pay
+MAX_CODE_WIDTH = 2**16
+CODES = "codes"  # tensor name, or prefix of tensor names
+BLOCK_OVERHEAD_BYTES = 5  # bytes that a block of codes takes beside its symbols
+# Bytes of the codes' entropy tables. There may be more tables, but only if they save more bytes than they take.
+MAX_TABLE_BYTES = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class AutoencoderConfig(DecoderConfig):
-    """The decoder, and the codes that it reads."""
+    """Sizes and precision of the decoder and of the codes that it reads."""
 
     code_width: int
-    """Numbers in the code of a sample; 1,024 as in the paper, or as many as a sample has values if those are fewer."""
+    """Numbers in a sample's code; by default 1,024 as in the paper, or one per value of a sample if it has fewer."""
     code_bits: float = FLOAT_BITS
-    """Bits of each, at most: 32 keeps floats, as the paper does; 1 to 8 are trained for, and entropy-coded."""
+    """Bits of each number of a code, at most: 32 keeps floats, as the paper does; for 1 to 8 the codes are rounded
+    while training, and entropy-coded."""
     weight_bits: float = FLOAT_BITS
-    """Bits of a weight of the decoder, about: 32 or 16 keep floats; 1 to 8 are trained for, and entropy-coded."""
+    """Bits of each weight of the decoder, about: 32 or 16 keep floats; for 1 to 8 the weights are rounded while
+    training, and entropy-coded."""
     block_size: int = 16
-    """Samples whose codes of few bits are coded together: to read one is to read them all."""
+    """Samples whose codes are entropy-coded together: reading one decodes its whole block."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_int("code_width", self.code_width, 1, MAX_WIDTH)
+        check_int("code_width", self.code_width, 1, MAX_CODE_WIDTH)
         for name, floats in (("code_bits", (FLOAT_BITS,)), ("weight_bits", tuple(WEIGHT_TYPES))):
             if getattr(self, name) not in floats:
                 check_range(name, getattr(self, name), 1, 8)
@@ -58,12 +61,12 @@ class AutoencoderConfig(DecoderConfig):
 
     @property
     def step(self) -> float | None:
-        """Of codes, which have a mean square of 1; None where they are floats."""
+        """Quantisation step of the codes, whose mean square is 1; None if they are floats."""
         return None if self.code_bits == FLOAT_BITS else step_for(self.code_bits)
 
     @property
     def coding(self) -> CodedConfig:
-        """How symbols, which are whole numbers, are coded: as they are."""
+        """Entropy coding of the symbols, which are whole numbers already."""
         return CodedConfig(step=1.0, dead_zone=0.5, centroid=0.0, block_size=self.block_size)
 
 
@@ -71,13 +74,13 @@ CODE_NAMES = frozenset(f.name for f in fields(AutoencoderConfig)) - {f.name for 
 
 
 class Encoder(nn.Module):
-    """The decoder, mirrored: every layer the other way round, from the last to the first."""
+    """The decoder mirrored: its layers from the last to the first, each with input and output exchanged."""
 
     mean: Tensor
     std: Tensor
 
     def __init__(self, config: AutoencoderConfig, mean: Tensor, std: Tensor):
-        """mean, std (channels,): of the normalised features."""
+        """mean, std (channels,) of the normalised features."""
         super().__init__()
         c0, c1, c = config.c0, config.c1, config.channels
         shape = (c,) if config.vector else (c, 1, 1)
@@ -86,7 +89,7 @@ class Encoder(nn.Module):
         self.vector = config.vector
         d1 = c0 * math.prod(config.start_size)
         width = c0 if config.vector else c1
-        # As in the decoder: without a norm each sample keeps its amplitude.
+        # As in the decoder: without a norm, samples keep their own amplitudes.
         self.input_norm = norm(width) if config.last_norm else Affine(width)
         if config.vector:
             self.input: nn.Module = nn.Linear(c, c0, bias=False)
@@ -114,13 +117,13 @@ class Encoder(nn.Module):
 
 
 def unit_power(codes: Tensor) -> Tensor:
-    """Each code (B, width) scaled to a mean square of 1: what makes a step mean a number of bits."""
+    """Scale each code (B, width) to a mean square of 1, so that the quantisation step determines the bits."""
     codes = codes.float()
     return codes * (codes.square().mean(1, keepdim=True) + 1e-12).rsqrt()
 
 
 def rounding_of(decoder: Decoder, bits: float) -> dict[str, Rounding]:
-    """Which weights are kept in how many bits; none where all are floats."""
+    """How each weight is rounded; empty if all weights are floats."""
     return rounding_plan(decoder, None if bits in WEIGHT_TYPES else bits)
 
 
@@ -134,14 +137,15 @@ class Autoencoder(nn.Module):
 
     def codes(self, x: Tensor) -> Tensor:
         """Normalised features (B, c, h, w) -> codes (B, code_width), not yet rounded."""
-        found, step = self.encoder(x), self.config.step
+        codes, step = self.encoder(x), self.config.step
         if step is None:
-            return found
-        most = (MAX_ALPHABET // 2 - 1) * step  # that the coder's tables take: a long code may lie in one number
-        return unit_power(found).clamp(-most, most)
+            return codes
+        # The largest that an entropy table has a symbol for. One number of a long code may hold nearly all its power.
+        limit = (MAX_ALPHABET // 2 - 1) * step
+        return unit_power(codes).clamp(-limit, limit)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The features as the file will give them back."""
+        """The features (B, c, h, w) as the file will replay them; gradients pass straight through the rounding."""
         codes = self.codes(x)
         if self.config.step is not None:
             codes = codes + ((codes / self.config.step).round() * self.config.step - codes).detach()
@@ -154,7 +158,7 @@ class Autoencoder(nn.Module):
 
 
 def pack(decoder: Decoder, bits: float) -> dict[str, Tensor]:
-    """The decoder's weights as the file holds them."""
+    """The decoder's weights as tensors of the file."""
     weights = {name: p.detach().cpu() for name, p in decoder.named_parameters()}
     if dtype := WEIGHT_TYPES.get(bits):
         return {f"{NET}{name}": p.to(dtype) for name, p in weights.items()}
@@ -162,7 +166,7 @@ def pack(decoder: Decoder, bits: float) -> dict[str, Tensor]:
 
 
 def unpack(store: TensorStore, decoder: Decoder, bits: float) -> dict[str, Tensor]:
-    """Weights for a decoder that has none yet (on the device meta)."""
+    """The weights, from a file, of a decoder that is still on the meta device."""
     shapes = {name: tuple(p.shape) for name, p in decoder.named_parameters()}
     if dtype := WEIGHT_TYPES.get(bits):
         return {n: store.tensor(f"{NET}{n}", shape=shape, dtype=dtype).float() for n, shape in shapes.items()}
@@ -186,8 +190,8 @@ def stored_codes(num_samples: int, config: AutoencoderConfig) -> dict[str, Store
     if config.step is None:
         return {CODES: Stored((num_samples, width), torch.float32)}
     num_blocks = -(-num_samples // config.block_size)
-    most = math.ceil(num_samples * width * coded_bits(config.step) / 8)
-    most += BLOCK_BYTES * num_blocks + width + CODE_TABLE
-    found = stored_matrix(f"{CODES}.", num_samples, width, config.block_size, most_bytes=most)
-    # The bound covers all of them.
+    max_bytes = math.ceil(num_samples * width * coded_bits(config.step) / 8)
+    max_bytes += BLOCK_OVERHEAD_BYTES * num_blocks + width + MAX_TABLE_BYTES
+    found = stored_matrix(f"{CODES}.", num_samples, width, config.block_size, most_bytes=max_bytes)
+    # The stream's bound covers all of these tensors: without a shape, the others count for nothing.
     return {name: replace(tensor, shape=None) for name, tensor in found.items()}

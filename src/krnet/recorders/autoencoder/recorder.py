@@ -1,13 +1,13 @@
 """Autoencoder: a code for every sample, and the decoder that turns it into the sample's feature map.
 
     fitting   features --normalise--> Encoder -> code (B, code_width) --round to code_bits--> Decoder -> features
-    file      decoder weights, codes of all samples; the encoder has done its work
+    file      the decoder's weights and the codes of all samples; the encoder is not needed any more
     replay    ids -> codes -> Decoder -> normalised features (B, c, h, w) -> original scale
 
-The rival in Zhang et al., "KRNet: Towards Efficient Knowledge Replay" (2022): KRNet's decoder, an encoder that mirrors
-it, 1,024 floats a sample. Few bits are ours: codes are rounded while they are learned, gradients pass straight through
-(Bengio et al. 2013). All have one step; a code has a mean square of 1, so that the step says how many bits it takes at
-most, and its numbers share them out by how much they vary.
+The baseline of Zhang et al., "KRNet: Towards Efficient Knowledge Replay" (2022): KRNet's decoder, an encoder that
+mirrors it, and 1,024 floats a sample. Our deviation is codes of few bits: they are rounded during training, and
+gradients pass straight through the rounding (Bengio et al. 2013). All numbers share one quantisation step. A code has
+a mean square of 1, so the step bounds its bits; numbers that vary more take more of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from krnet.nn.paper_config import GEOMETRY, DecoderConfig
 from krnet.nn.paper_net import Decoder
 from krnet.nn.sizing import map_shape, preset_config, sizes_for
 from krnet.recorders.autoencoder import budget as budgets
-from krnet.recorders.autoencoder.budget import most_useful
+from krnet.recorders.autoencoder.budget import max_useful_width
 from krnet.recorders.autoencoder.network import (
     CODE_NAMES,
     CODES,
@@ -46,8 +46,8 @@ from krnet.recorders.fit import NetworkFit, NetworkReplayer, run_fit
 from krnet.recorders.maps import normalised
 from krnet.train.loop import Outcome
 
-PAPER_WIDTH = 1024
-ENCODED_BYTES = 64 << 20  # of the encoder's widest map, while the codes of all samples are found
+PAPER_CODE_WIDTH = 1024
+MAX_ENCODER_BYTES = 64 << 20  # the encoder's largest map, for one batch of samples
 
 
 class AutoencoderFit(NetworkFit):
@@ -59,32 +59,35 @@ class AutoencoderFit(NetworkFit):
         super().__init__(job, lambda: Autoencoder(config, stats.normalised_mean.float(), stats.normalised_std.float()))
 
     def outputs(self, ids: Tensor, target: Tensor) -> Tensor:
-        return self.net(self._maps(target))
+        return self.net(self._to_maps(target))
 
-    def _maps(self, x: Tensor) -> Tensor:
+    def _to_maps(self, x: Tensor) -> Tensor:
+        """(B, *shape) -> (B, channels, height, width); vectors stay as they are."""
         config = self.config
         return x if config.vector else x.view(len(x), config.channels, config.height, config.width)
 
     @torch.inference_mode()
     def codes(self) -> Tensor:
-        """Of all samples, on the CPU: floats, or symbols."""
+        """The codes (N, code_width) of all samples, on the CPU: float32, or int16 symbols."""
         step = self.config.step
         size = self.job.samples.num_samples, self.config.code_width
-        found = torch.empty(size, dtype=torch.float32 if step is None else torch.int16)
-        widest = max(math.prod(self.net.decoder.start_shape), self.config.c1 * self.config.height * self.config.width)
+        codes = torch.empty(size, dtype=torch.float32 if step is None else torch.int16)
+        max_map_values = max(
+            math.prod(self.net.decoder.start_shape), self.config.c1 * self.config.height * self.config.width
+        )
         with exact_math():
-            for ids in torch.arange(len(found)).split(max(1, ENCODED_BYTES // (4 * widest))):
-                codes = self.net.codes(self._maps(normalised(self.job, ids)))
-                found[ids[0] : ids[-1] + 1] = codes if step is None else (codes / step).round()
-        return found
+            for ids in torch.arange(len(codes)).split(max(1, MAX_ENCODER_BYTES // (4 * max_map_values))):
+                some = self.net.codes(self._to_maps(normalised(self.job, ids)))
+                codes[ids[0] : ids[-1] + 1] = some if step is None else (some / step).round()
+        return codes
 
     def content(self, outcome: Outcome) -> Content:
         codes = self.codes()
         if self.config.step is None:
             tensors = {CODES: codes}
         else:
-            numbers = Matrix(lambda rows: codes[rows].float(), *codes.shape)
-            tensors = encode(numbers, self.config.coding, measure(numbers, self.config.coding)).tensors(f"{CODES}.")
+            matrix = Matrix(lambda rows: codes[rows].float(), *codes.shape)
+            tensors = encode(matrix, self.config.coding, measure(matrix, self.config.coding)).tensors(f"{CODES}.")
         return Content(
             tensors={
                 **tensors,
@@ -102,7 +105,7 @@ class AutoencoderFit(NetworkFit):
 def read_codes(
     store: TensorStore, config: AutoencoderConfig, num_samples: int, device: torch.device
 ) -> Callable[[Tensor], Tensor]:
-    """ids (n,) on the CPU -> codes (n, code_width) on the device."""
+    """A function of ids (n,) on the CPU that returns their codes (n, code_width) on the device."""
     width = config.code_width
     step = config.step
     if step is None:
@@ -127,12 +130,14 @@ class AutoencoderRecorder(Recorder):
         if job.preset is not None:
             sizes = preset_config(shape, job.preset, **network)
         else:
-            # Without the last norm Adam's steps, as large as the paper's, push the output below zero.
+            # The paper's learning rate needs the last norm: without it, Adam's steps push the output below zero.
             network = {"last_norm": job.fit.schedule == "paper", **network}
             sizes = sizes_for(shape, job.samples.class_counts(), **network)
         decoder = {field.name: getattr(sizes, field.name) for field in fields(DecoderConfig)}
         code = {name: value for name, value in job.settings.items() if name in CODE_NAMES}
-        return from_dict(AutoencoderConfig, {"code_width": min(PAPER_WIDTH, most_useful(shape)), **decoder, **code})
+        return from_dict(
+            AutoencoderConfig, {"code_width": min(PAPER_CODE_WIDTH, max_useful_width(shape)), **decoder, **code}
+        )
 
     def fit(self, job: Job) -> Content:
         config = self.config(job)
@@ -148,7 +153,7 @@ class AutoencoderRecorder(Recorder):
     def replay(
         self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device
     ) -> NetworkReplayer:
-        """Sizes are checked against the tensors in the file before anything is allocated for them."""
+        """Check all sizes against the tensors in the file before allocating anything."""
         try:
             config = from_dict(AutoencoderConfig, settings)
             geometry = (config.channels, config.height, config.width), config.vector
@@ -162,9 +167,9 @@ class AutoencoderRecorder(Recorder):
         except (RuntimeError, TypeError) as error:  # sizes whose product overflows
             raise OversizedRecordingError(f"a network of no possible size: {error}. Record again") from error
         decoder.load_state_dict(unpack(store, decoder, config.weight_bits), assign=True)
-        if device.type == "cpu":  # in which depthwise convolutions are quicker there
+        if device.type == "cpu":  # where this layout makes depthwise convolutions faster
             decoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         low, high = (store.tensor(name, shape=(config.channels,), dtype=torch.float32) for name in ("low", "high"))
         codes = read_codes(store, config, samples.num_samples, device)
-        widest = math.prod(decoder.start_shape)
-        return NetworkReplayer(decoder, codes, widest, samples, low, high, device)
+        max_map_values = math.prod(decoder.start_shape)
+        return NetworkReplayer(decoder, codes, max_map_values, samples, low, high, device)

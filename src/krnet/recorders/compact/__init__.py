@@ -1,1 +1,1 @@
-"""The compact network that a budget makes: a few bytes a sample, axes, and a network that repairs maps."""
+"""The compact network (recorder krnet): a few bytes per sample, and a small network shared by all samples."""

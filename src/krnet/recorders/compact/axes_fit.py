@@ -1,17 +1,18 @@
-"""The compact KRNet: a few learned bytes for each sample, and a small network that makes its feature map of them.
+"""Trains codes, axes and network of a compact KRNet together, as they will be stored.
 
-    ids -> code (k whole numbers) * step -> axes (k, values) + mean -> map -> + Refine(map) -> clamp -> features
-           '-- entropy-coded --'           '---- entropy-coded ----'          '- few bits -'
+    job, config, principal axes -> CompactFit, run by run_fit -> Content
 
-The file's bytes lie where they tell most. It starts as principal components: code and axes rounded as recorder pca does
-it, which shares bits out by how much each direction varies. Then all of it is trained together, as it will be stored:
-the network learns what features look like (zeros, edges, which channels go together) and repairs the map, the axes
-learn what the network leaves to them, and each code moves to where its own map comes out best. Codes and axes pay for
-their bits what a bit is worth, as a coder of Laplace variables counts them (Sullivan 1996), and the step follows the
-bytes that are to be kept.
+    code (k,) --quantise--> @ quantised axes (k, values) + mean -> map -> + Refine(map) -> loss
+      loss -> gradients -> Adam: axes, mean, Refine;   a Newton-like step: codes;   the bits in use: quantisation step
 
-Gradients pass straight through all rounding (Bengio et al. 2013). Codes need no optimizer: along orthonormal axes the
-squared error of a sample curves alike in all directions, so that plain descent is nearly Newton's.
+The fit starts from principal components, quantised as in recorder pca: one step for all coordinates gives wide axes
+more bits. Then three things improve together. The network learns what features look like (zeros, edges, which
+channels go together) and corrects the map; the axes learn what the network leaves over; each code moves to the place
+where its own map has the least error. The loss adds a price for the bits of codes and axes, estimated as the entropy of
+quantised Laplace variables (Sullivan 1996). The quantisation step is adjusted so that the file meets its budget.
+
+Quantisation passes gradients straight through (Bengio et al. 2013). Codes need no optimizer: along orthonormal axes the
+squared error of a sample has the same curvature in all directions, so gradient descent is nearly Newton's method.
 """
 
 from __future__ import annotations
@@ -26,68 +27,75 @@ from torch.func import functional_call
 from krnet.coding.matrix import CodedConfig, Matrix, encode, measure
 from krnet.coding.weights import StraightThrough, pack, rounded, rounding_plan
 from krnet.device import exact_math
-from krnet.recorders.axes import AXES, EXACT, FINEST, Axes, principal_axes
+from krnet.recorders.axes import AXES, FINEST, MAX_EXACT_SIZE, Axes, principal_axes
 from krnet.recorders.base import Content, Job
-from krnet.recorders.compact.codes import ALMOST, CodesFit, fixed_bytes, laplace_bits, with_codes
-from krnet.recorders.compact.network import WHOLE, CompactConfig, CompactNet
+from krnet.recorders.compact.codes import BUDGET_FILL, CodesFit, content_with_codes, fixed_bytes, laplace_bits
+from krnet.recorders.compact.network import AXES_CODING, CompactConfig, CompactNet
 from krnet.recorders.fit import NET
 from krnet.recorders.maps import coordinates, once_for_features
 from krnet.train.loop import Outcome
 
-AXES_RATE = 0.1  # learning rate of the axes, as a share of the network's
+AXES_LR_SHARE = 0.1  # learning rate of axes and mean, as a share of the network's
 
 
 class CompactFit(CodesFit):
+    """The fit with axes."""
+
     def __init__(self, job: Job, config: CompactConfig, axes: Axes):
         k, device = config.components, job.device
-        self.spread, self.finest = axis_spread(axes, k)
-        self.codes = coordinates(job, axes.mean, axes.axes[:k].T)
-        # Finer ones have more values than the coder's tables take.
+        self.axis_std, self.least_axis_step = axis_std_and_least_step(axes, k)
+        self.codes = coordinates(job, axes.mean, axes.axes[:k].T)  # (samples, k)
+        # A finer step would need more symbols than the coder's tables have.
         self.least_step = float(self.codes.abs().max()) / FINEST
         step = config.step if config.most_bytes is None else max(config.step, self.least_step)
-        self.config, self.axes = replace(config, step=step), axes
+        self.config, self.start_axes = replace(config, step=step), axes
         self.step_size = torch.tensor(step, device=device)
-        self.wanted = None
-        super().__init__(job, self._start)
+        self.target_bits = None
+        super().__init__(job, self._make_net)
 
-    def _start(self) -> CompactNet:
+    def _make_net(self) -> CompactNet:
+        """The network that replays principal components; also sets `plan` and `target_bits`."""
         net = CompactNet(self.job.source.shape, self.config)
         assert net.axes is not None, "no axes; values alone are fitted elsewhere"
         with torch.no_grad():
-            net.axes.copy_(self.axes.axes[: self.config.components])
-            net.mean.copy_(self.axes.mean)
+            net.axes.copy_(self.start_axes.axes[: self.config.components])
+            net.mean.copy_(self.start_axes.mean)
             net.unit.fill_(max(math.sqrt(self.job.stats.variance), 1e-6))
         self.plan = rounding_plan(net.refine, self.config.bits)
         if self.config.most_bytes is not None:
-            # Bits are counted by a formula while the network is fitted; it is as far off now as it will be then.
-            free = max(self.config.most_bytes - fixed_bytes(self.job, self.config), 1)
+            # laplace_bits only estimates. Its ratio to the real size is measured now, and assumed to stay the same.
+            free_bytes = max(self.config.most_bytes - fixed_bytes(self.job, self.config), 1)
             with torch.no_grad():
-                lines = net.axes.to(self.device)
-                of_axes, of_codes = (measure(*part).size_bytes for part in self.numbers(lines, self.config))
-                taken = laplace_bits(self.codes.abs().mean(0) / self.step_size).sum() + self.axis_bits(lines)
-                self.wanted = taken * (ALMOST * free / (of_axes + of_codes * self.growth))
+                axes = net.axes.to(self.device)
+                axes_bytes, codes_bytes = (measure(*part).size_bytes for part in self.matrices(axes, self.config))
+                current_bits = laplace_bits(self.codes.abs().mean(0) / self.step_size).sum() + self.axis_bits(axes)
+                self.target_bits = current_bits * (BUDGET_FILL * free_bytes / (axes_bytes + codes_bytes * self.growth))
         return net
 
     @property
     def growth(self) -> float:
-        """By how much there will be more samples than now."""
+        """Planned samples / samples now."""
         return self.job.num_planned / len(self.codes)
 
-    def numbers(self, axes: Tensor, config: CompactConfig) -> tuple[tuple[Matrix, CodedConfig], ...]:
-        """What is to be coded, and how: the axes, and the codes."""
-        lines = (axes.detach() * self.scale).T  # (values, k)
+    def matrices(self, axes: Tensor, config: CompactConfig) -> tuple[tuple[Matrix, CodedConfig], ...]:
+        """Axes and codes as they are encoded: (matrix, how it is coded) for each."""
+        scaled_axes = (axes.detach() * self.scale).T  # (values, k)
         return (
-            (Matrix.of(lines), WHOLE),
-            (Matrix(lambda rows: config.thinned(self.codes[rows.to(self.device)]), *self.codes.shape), config.coding),
+            (Matrix.of(scaled_axes), AXES_CODING),
+            (
+                Matrix(lambda rows: config.apply_dead_zone(self.codes[rows.to(self.device)]), *self.codes.shape),
+                config.coding,
+            ),
         )
 
     @property
     def scale(self) -> Tensor:
-        """(k, 1): what each axis is multiplied by before it is rounded."""
-        return axis_scale(self.spread, self.finest, self.step_size, self.job.num_planned)[:, None]
+        """(k, 1): each axis is multiplied by its scale before it is rounded to whole numbers."""
+        return axis_scale(self.axis_std, self.least_axis_step, self.step_size, self.job.num_planned)[:, None]
 
     @property
-    def lines(self) -> nn.Parameter:
+    def axes(self) -> nn.Parameter:
+        """(k, values), not quantised."""
         assert self.net.axes is not None, "no axes; values alone are fitted elsewhere"
         return self.net.axes
 
@@ -95,66 +103,70 @@ class CompactFit(CodesFit):
         cuda, lr = self.device.type == "cuda", self.job.fit.lr
 
         def adam(params: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-            peak = torch.tensor(lr, device=self.device) if cuda else lr  # a graph reads it from memory
+            peak = torch.tensor(lr, device=self.device) if cuda else lr  # a CUDA graph reads it from device memory
             return torch.optim.Adam(params, lr=peak, fused=cuda, foreach=not cuda, capturable=cuda)
 
-        made = [adam(list(self.net.parameters(recurse=False)), AXES_RATE * lr)]
-        return [adam(list(self.net.refine.parameters()), lr), *made] if self.config.c1 else made
+        optimizers = [adam(list(self.net.parameters(recurse=False)), AXES_LR_SHARE * lr)]  # axes and mean
+        return [adam(list(self.net.refine.parameters()), lr), *optimizers] if self.config.c1 else optimizers
 
     def axis_bits(self, axes: Tensor) -> Tensor:
-        """A sample's share of them."""
+        """Estimated bits of the axes (k, values), divided by the planned number of samples."""
         return laplace_bits((axes * self.scale).abs().mean(1)).sum() * axes.shape[1] / self.job.num_planned
 
     def bits(self, codes: Tensor) -> Tensor:
-        """Of a sample: its code, and its share of the axes."""
-        return super().bits(codes) + self.axis_bits(self.lines)
+        """Estimated bits per sample: its code, and its share of the axes."""
+        return super().bits(codes) + self.axis_bits(self.axes)
 
     def outputs(self, ids: Tensor, target: Tensor) -> Tensor:
-        """Computed with codes and weights as the file will hold them."""
+        """Replays with codes and weights quantised as in the file."""
         weights = rounded(dict(self.net.refine.named_parameters()), self.plan)
         weights = {f"refine.{name}": value for name, value in weights.items()}
-        weights["axes"] = StraightThrough.apply(self.lines, 1 / self.scale)
+        weights["axes"] = StraightThrough.apply(self.axes, 1 / self.scale)
         weights["mean"] = StraightThrough.apply(self.net.mean, None)
-        return functional_call(self.net, weights, (StraightThrough.apply(self.chosen, self.step_size),))
+        return functional_call(self.net, weights, (StraightThrough.apply(self.batch_codes, self.step_size),))
 
     @torch.no_grad()
     def after_step(self, ids: Tensor) -> None:
-        """The step goes to where the file has its size."""
+        """Move the codes; then move the quantisation step so that the file meets its budget."""
         super().after_step(ids)
-        self.follow(self.step_size, self.taken, self.least_step)
+        self.follow_target(self.step_size, self.current_bits, self.least_step)
 
     @torch.no_grad()
     def content(self, outcome: Outcome) -> Content:
-        if self.wanted is not None:  # codes may have become wider
+        if self.target_bits is not None:  # codes have moved: least_step may be too small for the largest by now
             self.step_size.clamp_(min=float(self.codes.abs().max()) / FINEST)
         refine = pack(dict(self.net.refine.named_parameters()), self.plan) if self.config.c1 else {}
         tensors = {f"{NET}{name}": value for name, value in refine.items()}
-        axes, _ = self.numbers(self.lines, self.config)
+        axes, _ = self.matrices(self.axes, self.config)
         tensors |= encode(*axes, measure(*axes)).tensors(AXES)
         tensors |= {"mean": self.net.mean.half(), "scale": self.scale[:, 0].half(), "unit": self.net.unit.clone()}
         tensors |= {"low": self.job.stats.low, "high": self.job.stats.high}
         tensors = {name: tensor.cpu() for name, tensor in tensors.items()}
         config = replace(self.config, step=float(self.step_size))
-        return with_codes(
-            self.job, tensors, config, outcome, lambda c: self.numbers(self.lines, c)[1], growth=self.growth
+        return content_with_codes(
+            self.job, tensors, config, outcome, lambda c: self.matrices(self.axes, c)[1], growth=self.growth
         )
 
 
-def axis_spread(axes: Axes, components: int) -> tuple[Tensor, Tensor]:
-    """How far each axis' numbers reach (k,), and the finest that axes, times that, need be rounded to."""
+def axis_std_and_least_step(axes: Axes, components: int) -> tuple[Tensor, Tensor]:
+    """Standard deviation along each axis (k,), and the finest step that the coder's tables allow for std * axis."""
     std = axes.std[:components]
     std = torch.where(std > 0, std, 1.0)
     return std, (axes.axes[:components] * std[:, None]).abs().max() / FINEST
 
 
-def axis_scale(spread: Tensor, finest: Tensor, step: Tensor, num_samples: int) -> Tensor:
-    """As in pca.py: a bit more for an axis then gains as much as a bit more for its numbers. As fp16 can hold it."""
-    scale = spread / torch.maximum(finest, step / math.sqrt(num_samples))
+def axis_scale(std: Tensor, least_step: Tensor, step: Tensor, num_samples: int) -> Tensor:
+    """(k,): std / max(least_step, step / sqrt(N)), rounded to float16. Axes times their scale are rounded.
+
+    As in recorder pca: an error of an axis counts in all N samples, in proportion to std. With this scale one more bit
+    for an axis gains as much as one more bit for the codes.
+    """
+    scale = std / torch.maximum(least_step, step / math.sqrt(num_samples))
     return scale.clamp(max=torch.finfo(torch.float16).max).half().float()
 
 
-def learned(job: Job) -> Axes:
-    """Once for the same features: a search fits them several times."""
-    components = job.settings.get("components") if math.prod(job.source.shape) > EXACT else None
+def learn_axes(job: Job) -> Axes:
+    """The principal axes of the features, computed once: a search for settings asks for them several times."""
+    components = job.settings.get("components") if math.prod(job.source.shape) > MAX_EXACT_SIZE else None
     with exact_math(), torch.inference_mode():
         return once_for_features(job, "compact", components, lambda: principal_axes(job, components))

@@ -1,8 +1,11 @@
-"""Step, axes and network with which a compact KRNet makes the best of a budget, from its principal components.
+"""Chooses step, number of axes and width of a compact KRNet for a budget, without training.
 
-budget -> the finest step for each number of axes -> the number of the least error -> settings
-       -> the finest step without axes, of few samples -> settings, where the error is likely to be less
-target R2 -> step and number of axes that leave the error it allows -> about the bytes they take
+    budget    -> plan_with_axes:    the number of axes with the least error, each with the finest step that fits
+              -> plan_without_axes: the finest step that fits, tried for small data sets only
+              -> the plan with the smaller expected error -> settings
+    target R2 -> step and number of axes whose error allows it -> estimated bytes
+
+Errors are predicted from principal components: `likely_error` says how much of their error training leaves.
 """
 
 from __future__ import annotations
@@ -18,168 +21,189 @@ from krnet.coding.matrix import Matrix, MatrixReader, MatrixStats, TooFineError,
 from krnet.coding.weights import coded_bits
 from krnet.config import from_dict
 from krnet.nn.sizing import map_shape
-from krnet.recorders.axes import EXACT, Axes
+from krnet.recorders.axes import MAX_EXACT_SIZE, Axes
 from krnet.recorders.base import Job
 from krnet.recorders.coded import SEARCH_ROWS
-from krnet.recorders.compact.axes_fit import axis_scale, axis_spread, learned
+from krnet.recorders.compact.axes_fit import axis_scale, axis_std_and_least_step, learn_axes
 from krnet.recorders.compact.codes import fixed_bytes, network_bytes
 from krnet.recorders.compact.network import CompactConfig, zero_map
-from krnet.recorders.compact.values_fit import DEAD_ZONE, values
+from krnet.recorders.compact.values_fit import DEAD_ZONE, values_minus_zero
 from krnet.train.config import FitConfig
 
 
-class Limits(NamedTuple):
-    """Of the network."""
+class NetworkLimits(NamedTuple):
+    """How wide the network that refines maps may be."""
 
-    share: float
-    """Of a budget, that it may take."""
-    times: int
-    """As many channels as a map has, at most."""
+    budget_share: float
+    """Largest share of the budget that its bytes may take."""
+    channel_ratio: int
+    """Its channels are at most this many times those of a map."""
 
 
-WIDTHS = (128, 96, 64, 48, 32, 16, 8, 0)
-WIDE, NARROW = Limits(0.11, 2), Limits(0.05, 1)  # of long and of short fits (docs/choices.md)
-REPAIR = Limits(0.22, 1)  # where there are no axes to pay for
-LONG = 2000  # iterations from which a wide network is taken: after 200 it is behind, and a step takes longer
-KEPT_AXIS = 0.8  # steps of standard deviation from which an axis is kept, where error and size are best together
-# e**0.4 times 1.2 of the error of principal components of the same bytes is left, where it is e; less by long fits.
-# Axes and values (REPAIRED) are weighed by the first: both were found in short ones.
+NETWORK_WIDTHS = (128, 96, 64, 48, 32, 16, 8, 0)  # values of c1 that are tried
+# Measured: docs/choices.md, "How wide the network is".
+LONG_FIT_LIMITS, SHORT_FIT_LIMITS = NetworkLimits(0.11, 2), NetworkLimits(0.05, 1)
+NO_AXES_LIMITS = NetworkLimits(0.22, 1)  # without axes there are more bytes for the network
+LONG_FIT_ITERATIONS = 2000  # from here on a wide network pays; after 200 iterations a narrow one has the higher R2
+MIN_AXIS_STD_STEPS = 0.8  # axes with a standard deviation below 0.8 steps are dropped: best trade of error against size
+# trained_error = factor * pca_error ** (1 + power) at equal bytes, errors as shares of the variance. (factor, power) of
+# short fits is from a few trials, that of long fits from the krnet rows of the README. likely_error uses the short one,
+# because REPAIRED_SHARE, with which it is compared, is from short fits as well.
 GAIN, LONG_GAIN = (1.2, 0.4), (0.85, 0.44)
-MOST_VALUES = 1 << 24  # of all samples, up to which axes were found to be too dear; long fits of more were not tried
-COARSE, REPAIRED = 0.01, 0.45  # of rounded values such an error is worth repairing, and so much of it is left
+MAX_VALUES_WITHOUT_AXES = 1 << 24  # samples * values up to which a file without axes may be better (docs/choices.md)
+MIN_REPAIR_ERROR = 0.01  # share of the variance: below this quantisation error a network without axes does not pay
+REPAIRED_SHARE = 0.45  # share of the quantisation error that such a network leaves
 
 
-def size_bytes(job: Job, config: CompactConfig, axes: Axes) -> int:
-    """About how large a file is at first; an upper bound where numbers are normal, which they are not quite."""
+def estimate_bytes(job: Job, config: CompactConfig, axes: Axes) -> int:
+    """Estimated size of the file before training; an upper bound if coordinates are normally distributed."""
     num_samples, num_values = job.num_planned, math.prod(job.source.shape)
     step = torch.tensor(config.step, device=axes.std.device)
-    of_axes = axis_scale(*axis_spread(axes, config.components), step, num_samples).double() / math.sqrt(num_values)
-    of_codes = axes.std[: config.components].double() / config.step
-    bits = num_values * sum(coded_bits(1 / max(s, 1e-3)) for s in of_axes.tolist())
-    bits += num_samples * sum(coded_bits(1 / max(s, 1e-3)) for s in of_codes.tolist())
+    axis_scales = axis_scale(*axis_std_and_least_step(axes, config.components), step, num_samples)  # (k,)
+    axis_rms = axis_scales.double() / math.sqrt(num_values)  # root mean square of a scaled axis, in its steps
+    code_std = axes.std[: config.components].double() / config.step  # in steps
+    bits = num_values * sum(coded_bits(1 / max(s, 1e-3)) for s in axis_rms.tolist())
+    bits += num_samples * sum(coded_bits(1 / max(s, 1e-3)) for s in code_std.tolist())
     return math.ceil(bits / 8) + fixed_bytes(job, config)
 
 
 def for_budget(job: Job, budget: int) -> dict[str, Any]:
-    """With axes or without, whichever is likely to leave less error."""
+    """The settings, with axes or without, that are expected to leave the smaller error."""
     if job.settings.get("components") == 0:
-        return asdict(without_axes(job, budget)[0])
-    config, error = with_axes(job, budget)
+        return asdict(plan_without_axes(job, budget)[0])
+    config, pca_error = plan_with_axes(job, budget)
     num_values = math.prod(job.source.shape)
-    # Tables for the values of larger samples take long to find.
-    if "components" not in job.settings and num_values <= EXACT and job.num_planned * num_values <= MOST_VALUES:
-        plain, rounding = without_axes(job, budget)
-        if rounding < likely_error(error):
-            return asdict(plain)
+    # More than MAX_EXACT_SIZE values a sample are not tried: grouping that many columns into tables takes too long.
+    few_values = num_values <= MAX_EXACT_SIZE and job.num_planned * num_values <= MAX_VALUES_WITHOUT_AXES
+    if "components" not in job.settings and few_values:
+        config_without_axes, error_without_axes = plan_without_axes(job, budget)
+        if error_without_axes < likely_error(pca_error):
+            return asdict(config_without_axes)
     return asdict(config)
 
 
-def likely_error(error: float) -> float:
-    """Left by a network, of that of principal components of the same bytes; both as shares of the variance."""
-    return error * min(1.0, GAIN[0] * error ** GAIN[1])
+def likely_error(pca_error: float) -> float:
+    """Expected error after training, from that of principal components in as many bytes; shares of the variance."""
+    return pca_error * min(1.0, GAIN[0] * pca_error ** GAIN[1])
 
 
-def affordable(
-    shape: tuple[int, ...], budget: int, limits: Limits, network: Callable[[int], CompactConfig]
+def affordable_widths(
+    shape: tuple[int, ...], budget: int, limits: NetworkLimits, make_config: Callable[[int], CompactConfig]
 ) -> list[int]:
-    """Channels of networks that take no more, the widest first; the last is none."""
-    widths = [c1 for c1 in WIDTHS if c1 <= max(limits.times * map_shape(shape)[0], 8)]
-    return [c1 for c1 in widths if c1 == 0 or network_bytes(shape, network(c1)) <= limits.share * budget]
+    """The NETWORK_WIDTHS within the limits, the widest first; the last is 0, no network. make_config: c1 -> config."""
+    widths = [c1 for c1 in NETWORK_WIDTHS if c1 <= max(limits.channel_ratio * map_shape(shape)[0], 8)]
+    return [c1 for c1 in widths if c1 == 0 or network_bytes(shape, make_config(c1)) <= limits.budget_share * budget]
 
 
 def is_long(fit: FitConfig) -> bool:
-    """What is stopped by a clock may be stopped early."""
-    return fit.time_budget is None and (fit.iterations is None or fit.iterations >= LONG)
+    """Whether the fit is long enough for a wide network. One with a time budget is not: it may have few iterations."""
+    return fit.time_budget is None and (fit.iterations is None or fit.iterations >= LONG_FIT_ITERATIONS)
 
 
-def without_axes(job: Job, budget: int) -> tuple[CompactConfig, float]:
-    """The finest step with which values keep a budget; and about the error that is left, as a share of the variance."""
+def plan_without_axes(job: Job, budget: int) -> tuple[CompactConfig, float]:
+    """The finest step, and a width, whose file without axes fits the budget.
 
-    def network(c1: int, step: float = 1.0) -> CompactConfig:
+    Returns the config, and the expected error as a share of the variance.
+    """
+
+    def make_config(c1: int, step: float = 1.0) -> CompactConfig:
         given = {"step": step, "c1": c1, "dead_zone": DEAD_ZONE, "most_bytes": budget, **job.settings}
         return from_dict(CompactConfig, {**given, "components": 0})
 
     zero = zero_map(job.source.shape, job.stats.low, job.stats.high).to(job.device)
-    codes = values(job, zero, evenly_spaced(len(job.source), SEARCH_ROWS))
+    codes = values_minus_zero(job, zero, evenly_spaced(len(job.source), SEARCH_ROWS))  # (n, values)
 
-    def rounding(c1: int) -> tuple[CompactConfig, float]:
-        fixed = fixed_bytes(job, network(c1))
+    def finest_config(c1: int) -> tuple[CompactConfig, float]:
+        """The config of this width with the finest step that fits, and its quantisation error before training."""
+        fixed = fixed_bytes(job, make_config(c1))
 
-        def found(step: float) -> MatrixStats:
-            return measure(Matrix.of(codes), network(c1, step).coding, num_planned=job.num_planned)
+        def stats(step: float) -> MatrixStats:
+            return measure(Matrix.of(codes), make_config(c1, step).coding, num_planned=job.num_planned)
 
         def too_large(step: float) -> bool:
             try:
-                return found(step).size_bytes + fixed > budget
+                return stats(step).size_bytes + fixed > budget
             except TooFineError:
                 return True
 
-        config = network(c1, float(f"{where_it_ends(too_large, 1, 0.03)[1]:.5g}"))
-        coded = encode(Matrix.of(codes), config.coding, found(config.step))
-        restored = MatrixReader(coded, config.coding, job.device).read(torch.arange(len(codes)))
-        return config, float((restored - codes).double().square().mean()) / max(job.stats.variance, 1e-12)
+        config = make_config(c1, float(f"{bisect_step(too_large, 1, 0.03)[1]:.5g}"))
+        coded = encode(Matrix.of(codes), config.coding, stats(config.step))
+        decoded = MatrixReader(coded, config.coding, job.device).read(torch.arange(len(codes)))
+        return config, float((decoded - codes).double().square().mean()) / max(job.stats.variance, 1e-12)
 
-    plain = rounding(0)
-    widths = affordable(job.source.shape, budget, REPAIR, network) if plain[1] >= COARSE else [0]
-    for c1 in widths[:-1]:  # the widest that is worth what it takes from the values
-        config, error = rounding(c1)
-        if REPAIRED * error < plain[1]:
-            return config, REPAIRED * error
+    plain = finest_config(0)
+    coarse = plain[1] >= MIN_REPAIR_ERROR
+    widths = affordable_widths(job.source.shape, budget, NO_AXES_LIMITS, make_config) if coarse else [0]
+    for c1 in widths[:-1]:  # the widest network that gains more than a coarser step loses
+        config, error = finest_config(c1)
+        if REPAIRED_SHARE * error < plain[1]:
+            return config, REPAIRED_SHARE * error
     return plain
 
 
-def with_axes(job: Job, budget: int) -> tuple[CompactConfig, float]:
-    """Step and number of axes with the least error that the budget pays for, beside a network of a ninth of it at most.
+def plan_with_axes(job: Job, budget: int) -> tuple[CompactConfig, float]:
+    """The step and number of axes with the least error whose file fits the budget, and the widest network in limits.
 
-    And that error, as a share of the variance.
+    Returns the config, and the error before training as a share of the variance.
     """
-    axes = learned(job)
+    axes = learn_axes(job)
     num_values = math.prod(job.source.shape)
     given = {"most_bytes": budget, **job.settings}
 
-    def network(step: float, components: int, c1: int) -> CompactConfig:
+    def make_config(step: float, components: int, c1: int) -> CompactConfig:
         return from_dict(CompactConfig, {"step": step, "components": components, "c1": c1, **given})
 
-    def finest(components: int) -> float:
-        """The smallest step that keeps the budget, or the largest there is."""
-        return where_it_ends(lambda s: size_bytes(job, network(s, components, c1), axes) > budget, num_values)[1]
+    def finest_step(components: int) -> float:
+        """The smallest step that fits the budget; the largest step of all if none fits."""
+        return bisect_step(
+            lambda step: estimate_bytes(job, make_config(step, components, c1), axes) > budget, num_values
+        )[1]
 
     def error(components: int) -> float:
-        """Of rounding codes and axes, and of what the axes left out hold."""
-        rounding = components * finest(components) ** 2 / 12 * (1 + num_values / job.num_planned)
-        return rounding + float(axes.std[components:].double().square().sum())
+        """Squared error of a sample: of quantised codes and axes, plus the variance along the axes left out."""
+        quantisation = components * finest_step(components) ** 2 / 12 * (1 + num_values / job.num_planned)
+        return quantisation + float(axes.std[components:].double().square().sum())
 
-    c1 = affordable(job.source.shape, budget, WIDE if is_long(job.fit) else NARROW, lambda c1: network(1.0, 1, c1))[0]
-    # No more than there are samples: what is above 0 beyond is rounding.
-    most = min(len(axes.std), len(job.source), int((axes.std > 0).sum()) or 1)
-    tried = sorted({max(1, round(most * 0.85**n)) for n in range(math.ceil(math.log(most) / -math.log(0.85)) + 1)})
-    best = int(given["components"]) if "components" in given else min(tried, key=error)
-    return network(float(f"{finest(best):.5g}"), best, c1), error(best) / max(num_values * job.stats.variance, 1e-12)
+    limits = LONG_FIT_LIMITS if is_long(job.fit) else SHORT_FIT_LIMITS
+    c1 = affordable_widths(job.source.shape, budget, limits, lambda c1: make_config(1.0, 1, c1))[0]
+    # At most as many axes as samples: a variance above 0 along further axes is a float error.
+    max_axes = min(len(axes.std), len(job.source), int((axes.std > 0).sum()) or 1)
+    num_tries = math.ceil(math.log(max_axes) / -math.log(0.85)) + 1
+    candidates = sorted({max(1, round(max_axes * 0.85**n)) for n in range(num_tries)})
+    best = int(given["components"]) if "components" in given else min(candidates, key=error)
+    config = make_config(float(f"{finest_step(best):.5g}"), best, c1)
+    return config, error(best) / max(num_values * job.stats.variance, 1e-12)
 
 
 def likely_bytes(job: Job, target_r2: float) -> tuple[float, float]:
-    """About the bytes that reach an R2: those of principal components with a larger error. And how many are fixed."""
-    axes, num_values = learned(job), math.prod(job.source.shape)
+    """Estimated bytes of a file that reaches target_r2, and those of them that do not depend on R2.
+
+    Inverts the measured gain of training: principal components may leave a larger error than the target allows.
+    """
+    axes, num_values = learn_axes(job), math.prod(job.source.shape)
     std, error = axes.std.double(), max(1 - target_r2, 1e-6)
-    (factor, power), limits = (LONG_GAIN, WIDE) if is_long(job.fit) else (GAIN, NARROW)
-    allowed = error / min(1.0, factor * error**power) * job.stats.variance * num_values
+    (factor, power), limits = (LONG_GAIN, LONG_FIT_LIMITS) if is_long(job.fit) else (GAIN, SHORT_FIT_LIMITS)
+    max_pca_error = error / min(1.0, factor * error**power) * job.stats.variance * num_values
 
-    def kept(step: float) -> int:
-        return max(1, int((std > KEPT_AXIS * step).sum()))
+    def num_axes(step: float) -> int:
+        return max(1, int((std > MIN_AXIS_STD_STEPS * step).sum()))
 
-    def enough(step: float) -> bool:
-        rounding = kept(step) * step**2 / 12 * (1 + num_values / len(job.source))
-        return rounding + float(std[kept(step) :].square().sum()) <= allowed
+    def reaches_target(step: float) -> bool:
+        quantisation = num_axes(step) * step**2 / 12 * (1 + num_values / len(job.source))
+        return quantisation + float(std[num_axes(step) :].square().sum()) <= max_pca_error
 
-    step, _ = where_it_ends(enough, num_values)
-    config = CompactConfig(step=step, components=kept(step), c1=0)
-    return size_bytes(job, config, axes) / (1 - limits.share), fixed_bytes(job, config)
+    step, _ = bisect_step(reaches_target, num_values)
+    config = CompactConfig(step=step, components=num_axes(step), c1=0)
+    return estimate_bytes(job, config, axes) / (1 - limits.budget_share), fixed_bytes(job, config)
 
 
-def where_it_ends(holds: Callable[[float], bool], num_values: int, apart: float = 1e-3) -> tuple[float, float]:
-    """The last step with which `holds`, which is true of fine ones, and the first without; by default a thousandth."""
+def bisect_step(holds: Callable[[float], bool], num_values: int, tolerance: float = 1e-3) -> tuple[float, float]:
+    """By bisection, the coarsest step for which `holds` is true, and the finest for which it is false.
+
+    `holds` is true for fine steps and false for coarse ones; the two steps differ by a factor of exp(tolerance).
+    """
     low, high = math.log(1e-5), math.log(2 * math.sqrt(num_values) + 1)
-    while high - low > apart:
+    while high - low > tolerance:
         middle = (low + high) / 2
         low, high = (middle, high) if holds(math.exp(middle)) else (low, middle)
     return math.exp(low), math.exp(high)

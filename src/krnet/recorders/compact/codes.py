@@ -1,7 +1,9 @@
-"""Codes of a compact KRNet while they are fitted, and how they come into a file of so many bytes.
+"""Training of the codes of a compact KRNet, and fitting them into the bytes of a budget.
 
-batch of codes -> network -> error, and what their bits cost -> each code goes down its own error
-codes, most bytes -> the narrowest dead zone with which the file keeps to them -> Content
+    batch of codes -> network -> error + price of the codes' bits -> each code moves down its own gradient
+    codes, most_bytes -> the narrowest dead zone whose file has at most most_bytes -> Content
+
+axes_fit.py, values_fit.py and growth.py derive their fits from CodesFit.
 """
 
 from __future__ import annotations
@@ -21,72 +23,82 @@ from krnet.recorders.compact.network import CODES, CompactConfig, CompactNet, st
 from krnet.recorders.fit import NET, NetworkFit
 from krnet.train.loop import Outcome
 
-EMPTY_BYTES = 4  # of the coder, where there is no network
-CODE_RATE = 0.5  # of a Newton step
-ALMOST = 0.985  # of the bytes that codes and axes may take: what the step aims at
-SPEED = 0.2  # by which the step follows the bits, at each update
-SETTLED = 0.2  # of the learning rate: from there on the step stays
-ZONES, WIDER = 200, 1.02  # widths of the dead zone that are tried to keep to the bytes, each so many times the last
+NO_NETWORK_BYTES = 4  # counted for a file without network; packed_bytes of no weights is 4 as well
+CODE_LR = 0.5  # peak learning rate of codes, as a share of a Newton step
+BUDGET_FILL = 0.985  # share of the budget that the fit aims at: it only estimates bits, so it keeps a margin
+FOLLOW_RATE = 0.2  # an update multiplies the step by exp(FOLLOW_RATE * (current_bits / target_bits - 1))
+FREEZE_LR_SHARE = 0.2  # once the learning rate has fallen to this share of its peak, the step stays fixed
+NUM_ZONES, ZONE_RATIO = 200, 1.02  # dead zones that are tried: zone n is ZONE_RATIO ** n times as wide as the first
 
 
-def laplace_bits(spread: Tensor) -> Tensor:
-    """Entropy of a Laplace variable rounded to whole numbers, of this mean distance from 0: no variable has more."""
-    log = -1 / spread.clamp(min=1e-3)  # of theta, the ratio between neighbours
-    zero = -torch.expm1(log / 2)
-    theta, other = log.exp(), (log / 2).exp()
-    tail = math.log(0.5) + log / 2 + torch.log1p(-theta) + theta / (1 - theta) * log
-    return -(zero * zero.log() + other * tail) / math.log(2)
+def laplace_bits(mean_size: Tensor) -> Tensor:
+    """Entropy in bits of a Laplace variable x rounded to whole numbers, where mean_size = E|x| (Sullivan 1996).
+
+    No variable of the same E|x| has a higher entropy. With theta = exp(-1 / E|x|):
+    P(0) = 1 - theta^(1/2), P(n) = (1 - theta) theta^(|n| - 1/2) / 2.
+    """
+    log_theta = -1 / mean_size.clamp(min=1e-3)
+    p_zero = -torch.expm1(log_theta / 2)
+    theta, p_other = log_theta.exp(), (log_theta / 2).exp()
+    mean_log_p = math.log(0.5) + log_theta / 2 + torch.log1p(-theta) + theta / (1 - theta) * log_theta  # for n != 0
+    return -(p_zero * p_zero.log() + p_other * mean_log_p) / math.log(2)
 
 
 class CodesFit(NetworkFit):
-    """Codes go down their own error, and pay for their bits what a bit is worth."""
+    """Trains codes: each moves down the gradient of its own sample's error, to which the price of its bits is added."""
 
     net: CompactNet
     codes: Tensor
-    """(samples, k), not yet rounded."""
+    """(samples, k), not quantised."""
     step_size: Tensor
-    wanted: Tensor | None
-    """Bits of a sample that the file has room for; None where it has room for all."""
+    """() the quantisation step of the codes."""
+    target_bits: Tensor | None
+    """Bits per sample that fill the budget; None if there is no budget."""
 
     def __init__(self, job: Job, make: Callable[[], CompactNet]):
-        self.rate = torch.zeros((), device=job.device)
+        self.lr_share = torch.zeros((), device=job.device)  # learning rate as a share of its peak
         super().__init__(job, make)
 
     def bits(self, codes: Tensor) -> Tensor:
-        """Of a sample."""
+        """Estimated bits per sample of a batch of codes (B, k)."""
         return laplace_bits(codes.abs().mean(0) / self.step_size).sum()
 
     def _losses(self, ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        self.chosen = self.codes.index_select(0, ids).requires_grad_()
-        first, total = super()._losses(ids, values)
-        taken = self.bits(self.chosen)
-        self.taken = taken.detach()
-        # A bit more leaves a quarter of the error of rounding: what it is worth, it costs.
-        return first, total + (2 * math.log(2) / 12) * self.step_size.square() * taken
+        """L_kr1, and the total loss with the price of the bits."""
+        self.batch_codes = self.codes.index_select(0, ids).requires_grad_()  # (B, k)
+        feature_loss, total_loss = super()._losses(ids, values)
+        current_bits = self.bits(self.batch_codes)
+        self.current_bits = current_bits.detach()
+        # The price of a bit is what it gains. Quantisation error is step^2 / 12, and one more bit halves the step:
+        # -d error / d bits = 2 ln 2 step^2 / 12.
+        return feature_loss, total_loss + (2 * math.log(2) / 12) * self.step_size.square() * current_bits
 
     @torch.no_grad()
     def after_step(self, ids: Tensor) -> None:
-        assert self.chosen.grad is not None
-        # The loss is a mean over the batch, a code's own error is not. Its gradient was taken where the code is rounded
-        # to: brought back to where it is, it does not drive codes to and fro over the edges of their bins.
-        downhill = len(ids) * self.chosen.grad + 2 * (self.chosen - self.restored(self.chosen))
-        # By a step at most: seen through a head, the error may curve more than the squares alone.
-        move = (0.5 * CODE_RATE * downhill).clamp(-self.step_size, self.step_size)
-        self.codes.index_copy_(0, ids, self.chosen - self.rate * move)
+        """Move the codes of the batch."""
+        assert self.batch_codes.grad is not None
+        # The loss is a mean over the batch: times B it is the sum, whose gradient is that of each code's own error.
+        # The gradient was taken at the quantised code q. Along orthonormal axes that of code c is larger by 2 (c - q);
+        # without this term codes would jump to and fro across the edges of their bins.
+        gradient = len(ids) * self.batch_codes.grad + 2 * (self.batch_codes - self.dequantize(self.batch_codes))
+        # The squared error has second derivative 2: a Newton step is gradient / 2. It is limited to one quantisation
+        # step, because the error seen through a head may curve more.
+        move = (0.5 * CODE_LR * gradient).clamp(-self.step_size, self.step_size)
+        self.codes.index_copy_(0, ids, self.batch_codes - self.lr_share * move)
 
-    def restored(self, codes: Tensor) -> Tensor:
-        """As a file gives them back."""
+    def dequantize(self, codes: Tensor) -> Tensor:
+        """The codes as a file would give them back: quantised and decoded."""
         return (codes / self.step_size).round() * self.step_size
 
-    def follow(self, knob: Tensor, taken: Tensor, least: float, most: float | None = None) -> None:
-        """Turn what saves bits to where a sample takes those that are wanted."""
-        if self.wanted is not None:
-            excess = (taken / self.wanted - 1).clamp(-0.5, 0.5)
-            knob.mul_((SPEED * excess * (self.rate > SETTLED)).exp()).clamp_(least, most)
+    def follow_target(self, knob: Tensor, current_bits: Tensor, least: float, most: float | None = None) -> None:
+        """Change `knob`, of which more saves bits, within least .. most so that current_bits approach target_bits."""
+        if self.target_bits is not None:
+            excess = (current_bits / self.target_bits - 1).clamp(-0.5, 0.5)
+            knob.mul_((FOLLOW_RATE * excess * (self.lr_share > FREEZE_LR_SHARE)).exp()).clamp_(least, most)
 
-    def _set_rates(self, share: float) -> None:
-        super()._set_rates(share)
-        self.rate.fill_(share)
+    def _set_rates(self, lr_share: float) -> None:
+        super()._set_rates(lr_share)
+        self.lr_share.fill_(lr_share)
 
     def state(self) -> dict[str, Tensor]:
         return super().state() | {"codes": self.codes, "step_size": self.step_size}
@@ -97,55 +109,56 @@ class CodesFit(NetworkFit):
         self.step_size.copy_(state["step_size"])
 
 
-def with_codes(
+def content_with_codes(
     job: Job,
     tensors: dict[str, Tensor],
     config: CompactConfig,
     outcome: Outcome,
-    numbers: Callable[[CompactConfig], tuple[Matrix, CodedConfig]],
+    code_matrix: Callable[[CompactConfig], tuple[Matrix, CodedConfig]],
     growth: float = 1.0,
     held: CodedMatrix | None = None,
 ) -> Content:
-    """What the file holds: the network's tensors, and the codes, in as many bytes as there may be.
+    """The network's `tensors` and the encoded codes, with the narrowest dead zone whose file fits config.most_bytes.
 
-    held: codes that come before these and must be read back as they were
+    code_matrix  config -> the codes with its dead zone applied, and how they are coded
+    growth       planned samples / samples now: the codes' bytes are multiplied by it before they are compared
+    held         codes that come before these and must be decoded as before
     """
-    before = sum(t.nbytes for t in tensors.values())
-    before += overhead_bytes(job, len(tensors) + len(CODED_TENSORS), asdict(config))
+    other_bytes = sum(t.nbytes for t in tensors.values())
+    other_bytes += overhead_bytes(job, len(tensors) + len(CODED_TENSORS), asdict(config))
 
-    def at(zone: int) -> CompactConfig:
-        """Numbers that hardly left zero go back there, the more of them the higher the zone."""
-        return replace(config, dead_zone=config.dead_zone * WIDER**zone)
+    def widened(zone: int) -> CompactConfig:
+        return replace(config, dead_zone=config.dead_zone * ZONE_RATIO**zone)
 
     def too_large(num_bytes: float) -> bool:
-        return config.most_bytes is not None and before + growth * num_bytes > config.most_bytes
+        return config.most_bytes is not None and other_bytes + growth * num_bytes > config.most_bytes
 
-    def size(zone: int) -> float:
-        return measure(*numbers(at(zone)), held=held).size_bytes
+    def estimate_bytes(zone: int) -> float:
+        return measure(*code_matrix(widened(zone)), held=held).size_bytes
 
-    # Whether it is too large is known well enough from a survey; the last word has the coder.
+    # The search goes by estimates, which are quick; the loop then encodes, and widens the zone where they were too low.
     zone = 0
-    if too_large(size(0)):
-        zone = 1 + largest_fitting(lambda n: too_large(size(n)), 0, ZONES - 1)
+    if too_large(estimate_bytes(0)):
+        zone = 1 + largest_fitting(lambda n: too_large(estimate_bytes(n)), 0, NUM_ZONES - 1)
     while True:
-        codes = numbers(at(zone))
+        codes = code_matrix(widened(zone))
         coded = encode(*codes, measure(*codes, held=held), held).tensors(CODES)
-        if zone >= ZONES or not too_large(sum(t.nbytes for t in coded.values())):
+        if zone >= NUM_ZONES or not too_large(sum(t.nbytes for t in coded.values())):
             break
         zone += 1
-    return Content(tensors | coded, asdict(at(zone)), outcome.iterations, outcome.seconds, outcome.reason)
+    return Content(tensors | coded, asdict(widened(zone)), outcome.iterations, outcome.seconds, outcome.reason)
 
 
 def network_bytes(shape: tuple[int, ...], config: CompactConfig) -> int:
-    """Most that the network takes which repairs maps."""
+    """Upper bound of the bytes of the network that refines maps."""
     stored = stored_tensors(shape, 1, config)
-    return sum(tensor.most_bytes or 0 for name, tensor in stored.items() if name.startswith(NET)) or EMPTY_BYTES
+    return sum(tensor.most_bytes or 0 for name, tensor in stored.items() if name.startswith(NET)) or NO_NETWORK_BYTES
 
 
 def fixed_bytes(job: Job, config: CompactConfig) -> int:
-    """About how large a file is without what codes and axes take."""
+    """Estimated size of the file without codes and axes."""
     stored = stored_tensors(job.source.shape, len(job.source), config)
     fixed = {name: tensor for name, tensor in stored.items() if not name.startswith((CODES, AXES, NET))}
-    # Scales are counted as float32, which is a margin of two bytes an axis.
-    found = network_bytes(job.source.shape, config) + tensor_bytes(fixed) + 2 * config.components
-    return found + overhead_bytes(job, len(stored), asdict(config))
+    # Scales are float16 and counted as float32: a margin of two bytes per axis.
+    size_bytes = network_bytes(job.source.shape, config) + tensor_bytes(fixed) + 2 * config.components
+    return size_bytes + overhead_bytes(job, len(stored), asdict(config))

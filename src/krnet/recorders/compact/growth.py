@@ -1,9 +1,9 @@
-"""A compact KRNet grows: its network stays as it is, new samples get codes of their own.
+"""Growing a compact KRNet: its network and old codes are kept, and only the codes of new samples are fitted.
 
-    new features -> nearest point along the axes -> code, which goes down its own error through the network
-    old codes, as they are, and new ones -> entropy-coded together -> the file, with the earlier one's network
+    new features -> nearest point along the axes -> code -> moved down its own error through the frozen network
+    old codes, unchanged, and new codes -> entropy-coded together -> the file, with the old network
 
-A network that was fitted to some classes serves others of the same trunk: what features look like, it knows.
+The network knows what features of its trunk look like, so one that was fitted to some classes serves others, too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from krnet.config import from_dict
 from krnet.device import exact_math
 from krnet.recorders.axes import least_squares
 from krnet.recorders.base import Content, Earlier, Job, Recorder, overhead_bytes
-from krnet.recorders.compact.codes import ALMOST, CodesFit, with_codes
+from krnet.recorders.compact.codes import BUDGET_FILL, CodesFit, content_with_codes
 from krnet.recorders.compact.network import (
     CODES,
     CompactConfig,
@@ -31,58 +31,60 @@ from krnet.recorders.compact.network import (
     stored_tensors,
     zero_map,
 )
-from krnet.recorders.compact.values_fit import DEAD_ZONE, thinned, values
+from krnet.recorders.compact.values_fit import DEAD_ZONE, clamp_into_dead_zone, values_minus_zero
 from krnet.recorders.fit import run_fit
-from krnet.recorders.growth import keep_settings, rest
+from krnet.recorders.growth import check_kept_settings, new_samples_job
 from krnet.recorders.maps import coordinates
 from krnet.train.loop import Outcome
 
-DEAREST = 64.0  # price of a bit, in what it is worth
+MAX_BIT_PRICE = 64.0  # a multiple of the usual price of a bit in the loss (CodesFit._losses)
 
 
 class GrownFit(CodesFit):
-    """Codes of new samples, for a network that stays as it is."""
+    """Fits codes of new samples to a network that is kept."""
 
-    def __init__(self, job: Job, config: CompactConfig, whole: Job):
-        """job: of the new samples; whole: of all."""
+    def __init__(self, job: Job, config: CompactConfig, full_job: Job):
+        """job: the new samples alone; full_job: all samples."""
         assert job.start is not None, "nothing to grow from"
-        self.whole, self.config, self.start, device = whole, config, job.start, job.device
-        self.old = read_codes(len(self.start), math.prod(job.source.shape), config, self.start, device)
+        self.full_job, self.config, self.start, device = full_job, config, job.start, job.device
+        self.old_codes = read_codes(len(self.start), math.prod(job.source.shape), config, self.start, device)
         net = read_network(job.source.shape, config, self.start).to(device).requires_grad_(False)
         assert net.axes is not None, "no axes; values grow by grow_values"
         self.step_size = torch.tensor(config.step, device=device)
         self.price = torch.ones((), device=device)
         with exact_math(), torch.no_grad():
-            # The axes are no longer quite orthonormal: what lies nearest to a map along them.
-            self.codes = coordinates(job, net.mean, least_squares(net.axes).T)
-            self.wanted = self._wanted()
+            # Trained axes are not quite orthonormal: least squares gives the point along them nearest to each map.
+            self.codes = coordinates(job, net.mean, least_squares(net.axes).T)  # (new samples, k)
+            self.target_bits = self._find_target_bits()
         super().__init__(job, lambda: net)
 
-    def _wanted(self) -> Tensor | None:
+    def _find_target_bits(self) -> Tensor | None:
+        """Bits per new sample that fill what the old file leaves of the budget; at most those that codes have now."""
         if self.config.most_bytes is None:
             return None
-        stored = stored_tensors(self.whole.source.shape, len(self.whole.source), self.config)
-        before = sum(tensor.nbytes for tensor in network(self.start, self.config).values())
-        before += sum(self.start.tensor(f"{CODES}{name}").nbytes for name in CODED_TENSORS)
-        before += overhead_bytes(self.whole, len(stored), asdict(self.config))
-        found = measure(Matrix.of(self.codes), self.config.coding)
-        share = max(self.config.most_bytes - before, 1) / found.size_bytes
-        return super().bits(self.codes) * min(ALMOST * share, 1.0)
+        stored = stored_tensors(self.full_job.source.shape, len(self.full_job.source), self.config)
+        old_bytes = sum(tensor.nbytes for tensor in network_tensors(self.start, self.config).values())
+        old_bytes += sum(self.start.tensor(f"{CODES}{name}").nbytes for name in CODED_TENSORS)
+        old_bytes += overhead_bytes(self.full_job, len(stored), asdict(self.config))
+        stats = measure(Matrix.of(self.codes), self.config.coding)
+        free_share = max(self.config.most_bytes - old_bytes, 1) / stats.size_bytes
+        return super().bits(self.codes) * min(BUDGET_FILL * free_share, 1.0)
 
     def make_optimizers(self) -> list[torch.optim.Optimizer]:
         return []
 
     def outputs(self, ids: Tensor, target: Tensor) -> Tensor:
-        return self.net(StraightThrough.apply(self.chosen, self.step_size))
+        return self.net(StraightThrough.apply(self.batch_codes, self.step_size))
 
     def bits(self, codes: Tensor) -> Tensor:
-        """At a price: the step does not change, so that what goes beyond the room there is must."""
+        """Estimated bits times their price: the step is kept, so a budget can only be met by a higher price."""
         return super().bits(codes) * self.price
 
     @torch.no_grad()
     def after_step(self, ids: Tensor) -> None:
+        """Move the codes; then move the price of a bit so that the file meets its budget."""
         super().after_step(ids)
-        self.follow(self.price, self.taken / self.price, 1.0, DEAREST)
+        self.follow_target(self.price, self.current_bits / self.price, 1.0, MAX_BIT_PRICE)
 
     def state(self) -> dict[str, Tensor]:
         return super().state() | {"price": self.price}
@@ -91,48 +93,52 @@ class GrownFit(CodesFit):
         super().load_state(state)
         self.price.copy_(state["price"])
 
-    def numbers(self, config: CompactConfig) -> tuple[Matrix, CodedConfig]:
-        """Codes of all samples: those from before are whole steps, and stay what they are."""
-        held = len(self.start)
+    def code_matrix(self, config: CompactConfig) -> tuple[Matrix, CodedConfig]:
+        """Codes of all samples, and how they are coded. Old codes are multiples of the step, which rounding keeps."""
+        num_held = len(self.start)
 
         def read(rows: Tensor) -> Tensor:
-            new = config.thinned(self.codes[(rows[rows >= held] - held).to(self.device)])
-            return torch.cat([self.old.read(rows[rows < held]), new])
+            new = config.apply_dead_zone(self.codes[(rows[rows >= num_held] - num_held).to(self.device)])
+            return torch.cat([self.old_codes.read(rows[rows < num_held]), new])
 
-        return Matrix(read, held + len(self.codes), config.components), config.coding
+        return Matrix(read, num_held + len(self.codes), config.components), config.coding
 
     @torch.no_grad()
     def content(self, outcome: Outcome) -> Content:
-        return with_codes(self.whole, network(self.start, self.config), self.config, outcome, self.numbers)
+        tensors = network_tensors(self.start, self.config)
+        return content_with_codes(self.full_job, tensors, self.config, outcome, self.code_matrix)
 
 
-def network(start: Earlier, config: CompactConfig) -> dict[str, Tensor]:
-    """All that the earlier file has beside its codes."""
+def network_tensors(start: Earlier, config: CompactConfig) -> dict[str, Tensor]:
+    """All tensors of the recording `start`, except its codes."""
     stored = stored_tensors(start.shape, len(start), config)
     return {name: start.tensor(name) for name in stored if not name.startswith(CODES)}
 
 
-def grow_values(job: Job, config: CompactConfig, whole: Job) -> Content:
-    """Where there are no axes nothing is fitted: new values are rounded as the old ones were, and read back there."""
+def grow_values(job: Job, config: CompactConfig, full_job: Job) -> Content:
+    """Growth without axes, which trains nothing: new values get the step, the tables and the centroids of the old."""
     assert job.start is not None, "nothing to grow from"
     started, start = time.perf_counter(), job.start
     held = read_codes(len(start), math.prod(job.source.shape), config, start, job.device).coded
-    codes = values(job, zero_map(job.source.shape, job.stats.low, job.stats.high).to(job.device))
+    zero = zero_map(job.source.shape, job.stats.low, job.stats.high).to(job.device)
+    codes = values_minus_zero(job, zero)  # (new samples, values)
 
-    def numbers(config: CompactConfig) -> tuple[Matrix, CodedConfig]:
-        return Matrix.of(thinned(codes, config)), config.coding
+    def code_matrix(config: CompactConfig) -> tuple[Matrix, CodedConfig]:
+        return Matrix.of(clamp_into_dead_zone(codes, config)), config.coding
 
     outcome = Outcome(0, time.perf_counter() - started, "done")
-    return with_codes(whole, network(start, config), config, outcome, numbers, held=held)
+    return content_with_codes(full_job, network_tensors(start, config), config, outcome, code_matrix, held=held)
 
 
 def grow(recorder: Recorder, job: Job) -> Content:
+    """The file of all samples: those of `job.start`, bit for bit, and the new ones."""
     assert job.start is not None, "nothing to grow from"
-    others = rest(job, recorder.name)
+    new_job = new_samples_job(job, recorder.name)
     config = read_config(job.start.settings)
+    # A file keeps its settings, except these two: the old values met the budget of the old file.
     free = {"dead_zone": 0.5 if config.components else DEAD_ZONE, "most_bytes": None}
-    keep_settings(job, config, tuple(free))
+    check_kept_settings(job, config, tuple(free))
     config = from_dict(CompactConfig, asdict(config) | free | dict(job.settings))
     if not config.components:
-        return grow_values(others, config, job)
-    return run_fit(recorder, GrownFit(others, config, job), asdict(config))
+        return grow_values(new_job, config, job)
+    return run_fit(recorder, GrownFit(new_job, config, job), asdict(config))

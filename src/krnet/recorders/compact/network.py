@@ -1,8 +1,8 @@
-"""The network of a compact KRNet: its sizes, what it computes, and how it is read from a file.
+"""The compact network: its config, what it computes, and how it is read from a file.
 
-codes (B, k) -> axes (k, values) + mean -> maps (B, c, h, w) -> + Refine(maps) -> normalised features
+    codes (B, k) -> @ axes (k, values) + mean -> maps (B, c, h, w) -> + Refine(maps) -> normalised features
 
-Few samples cannot pay for axes. Then there are none: a code is the map itself, each value less where 0 falls.
+Without axes (components=0) a code is the map itself, minus `zero_map`: codes (B, values) + zero_map -> maps.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from krnet.recorders.base import Stored
 from krnet.recorders.basis import stored_edges, stored_matrix
 from krnet.recorders.fit import NET, stored_packed
 
-CODES = "codes."
-WHOLE = CodedConfig(step=1.0, centroid=0.0, block_size=MAX_BLOCK)  # the scaled axes: read back as whole numbers
-SLOPE = 0.01  # below zero, while training: outputs there still learn
+CODES = "codes."  # prefix of the tensors that hold the coded codes
+AXES_CODING = CodedConfig(step=1.0, centroid=0.0, block_size=MAX_BLOCK)  # scaled axes are decoded to whole numbers
+NEGATIVE_SLOPE = 0.01  # of the last ReLU while training, so that outputs below 0 get a gradient
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompactConfig:
-    """Sizes of a compact KRNet."""
+    """Settings of a compact KRNet."""
 
     network: str = "compact"
     step: float
-    """Width of a code's bins; the range of each channel is 1."""
+    """Quantisation step of the codes; features are scaled to a range of 1 per channel."""
     components: int
-    """Numbers in a code; 0: there are no axes, and a code is the values themselves."""
+    """Numbers in a code, one for each axis; 0: no axes, a code is the feature map itself."""
     c1: int = 64
-    """Channels of the network that repairs the map; 0: there is none, as it would not pay."""
+    """Channels of the network that refines the map; 0: no network."""
     blocks: int = 2
-    """Its blocks, of two convolutions each."""
+    """Residual blocks of that network, of two convolutions each."""
     bits: float = 5.0
-    """Bits of its weights, about."""
+    """Average bits per weight of that network, approximately."""
     dead_zone: float = 0.5
-    """Numbers of a code below so many steps become zero."""
+    """Numbers of a code whose size is below dead_zone * step become 0."""
     block_size: int = 16
-    """Samples whose codes are coded together: to read one is to read them all."""
+    """Samples whose codes are entropy-coded as one block; reading one of them decodes the whole block."""
     most_bytes: int | None = None
-    """What the file is to stay below: the step is moved to it while the network is fitted."""
+    """Largest size of the file; the fit adjusts the step to meet it."""
 
     def __post_init__(self) -> None:
         check_choice("network", self.network, ("compact",))
@@ -69,15 +69,21 @@ class CompactConfig:
 
     @property
     def coding(self) -> CodedConfig:
-        """Numbers are read back as the multiples of the step that the network was fitted to; values, at centroids."""
+        """How the codes are entropy-coded.
+
+        With axes, symbols are decoded to multiples of the step, which the network was trained on. Without axes, they
+        are decoded to the centroids of their bins.
+        """
         zone, centroid = (0.5, 0.0) if self.components else (min(self.dead_zone, 1.0), 1.0)
         return CodedConfig(step=self.step, dead_zone=zone, centroid=centroid, block_size=self.block_size)
 
-    def thinned(self, codes: Tensor) -> Tensor:
+    def apply_dead_zone(self, codes: Tensor) -> Tensor:
         return torch.where(codes.abs() < self.dead_zone * self.step, 0.0, codes)
 
 
 class Block(nn.Module):
+    """A residual block: x (B, c, h, w) -> x + conv(relu(conv(relu(x))))."""
+
     def __init__(self, channels: int, kernel: int):
         super().__init__()
         self.one = nn.Conv2d(channels, channels, kernel, padding=kernel // 2)
@@ -88,7 +94,7 @@ class Block(nn.Module):
 
 
 class Refine(nn.Module):
-    """maps (B, c, h, w) -> what they lack"""
+    """maps (B, c, h, w) -> the correction that is added to them (B, c, h, w)"""
 
     def __init__(self, channels: int, config: CompactConfig, kernel: int):
         super().__init__()
@@ -96,7 +102,7 @@ class Refine(nn.Module):
         self.first = nn.Conv2d(channels, c1, kernel, padding=kernel // 2)
         self.blocks = nn.Sequential(*[Block(c1, kernel) for _ in range(config.blocks)])
         self.last = nn.Conv2d(c1, channels, kernel, padding=kernel // 2)
-        for p in self.last.parameters():  # nothing, at first
+        for p in self.last.parameters():  # the correction starts at 0
             nn.init.zeros_(p)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -116,10 +122,10 @@ class CompactNet(nn.Module):
             self.axes = nn.Parameter(torch.zeros(config.components, len(mean)))
             self.mean = nn.Parameter(mean)
         else:
-            self.register_buffer("mean", mean)  # where 0 falls: it follows from the channels' ranges
+            self.register_buffer("mean", mean)  # the zero_map: not trained, it follows from the channels' ranges
         kernel = 3 if self.shape[1] * self.shape[2] > 1 else 1
         self.refine = Refine(self.shape[0], config, kernel) if config.c1 else nn.Module()
-        self.register_buffer("unit", torch.ones(()))
+        self.register_buffer("unit", torch.ones(()))  # standard deviation of the features: scales what Refine sees
         self.unit: Tensor
 
     def forward(self, codes: Tensor) -> Tensor:
@@ -127,33 +133,35 @@ class CompactNet(nn.Module):
         maps = maps.view(-1, *self.shape)
         if maps.is_cuda:
             maps = maps.contiguous(memory_format=torch.channels_last)
-        found = maps
+        output = maps
         if isinstance(self.refine, Refine):
-            found = maps + self.unit * self.refine(maps / self.unit)
-        return F.leaky_relu(found, SLOPE) if torch.is_grad_enabled() else found.clamp(0, 1)
+            output = maps + self.unit * self.refine(maps / self.unit)
+        return F.leaky_relu(output, NEGATIVE_SLOPE) if torch.is_grad_enabled() else output.clamp(0, 1)
 
 
 def stored_tensors(shape: Sequence[int], num_samples: int, config: CompactConfig) -> dict[str, Stored]:
-    num_values, num_kept = math.prod(shape), config.components
-    found = {**stored_edges(shape), "unit": Stored((), torch.float32)}
-    found |= stored_matrix(CODES, num_samples, num_kept or num_values, config.block_size)
-    if num_kept:
-        found |= {"mean": Stored((num_values,), torch.float16), "scale": Stored((num_kept,), torch.float16)}
-        found |= stored_matrix(AXES, num_values, num_kept, MAX_BLOCK, num_decoded=num_values * num_kept)
+    """The tensors of a file with this config."""
+    num_values, num_axes = math.prod(shape), config.components
+    stored = {**stored_edges(shape), "unit": Stored((), torch.float32)}
+    stored |= stored_matrix(CODES, num_samples, num_axes or num_values, config.block_size)
+    if num_axes:
+        stored |= {"mean": Stored((num_values,), torch.float16), "scale": Stored((num_axes,), torch.float16)}
+        stored |= stored_matrix(AXES, num_values, num_axes, MAX_BLOCK, num_decoded=num_values * num_axes)
     if config.c1:
         with torch.device("meta"):
             refine = CompactNet(tuple(shape), config).refine
-        found |= stored_packed(NET, refine, rounding_plan(refine, config.bits))
-    return found
+        stored |= stored_packed(NET, refine, rounding_plan(refine, config.bits))
+    return stored
 
 
 def zero_map(shape: tuple[int, ...], low: Tensor, high: Tensor) -> Tensor:
-    """Where the feature value 0 falls in its channel's range: (values,)."""
+    """(values,): what the feature value 0 becomes when its channel's range [low, high] is scaled to [0, 1]."""
     zero = torch.where(high > low, -low / (high - low), 0.0).clamp(0, 1)
     return zero.repeat_interleave(math.prod(shape) // len(zero))
 
 
 def read_config(settings: Mapping[str, Any]) -> CompactConfig:
+    """The config in a file's header."""
     try:
         return from_dict(CompactConfig, settings)
     except InputError as error:
@@ -161,6 +169,7 @@ def read_config(settings: Mapping[str, Any]) -> CompactConfig:
 
 
 def read_network(shape: tuple[int, ...], config: CompactConfig, store: TensorStore) -> CompactNet:
+    """The network in a file: refining weights, axes and mean."""
     num_values, k = math.prod(shape), config.components
     with torch.device("meta"):
         net = CompactNet(shape, config)
@@ -170,8 +179,8 @@ def read_network(shape: tuple[int, ...], config: CompactConfig, store: TensorSto
     if k:
         coded = load_axes(store, num_values, k)
         scale = store.tensor("scale", shape=(k,), dtype=torch.float16).float()
-        lines = MatrixReader(coded, WHOLE, torch.device("cpu")).read(torch.arange(num_values)).T / scale[:, None]
-        weights["axes"] = lines.contiguous()
+        axes = MatrixReader(coded, AXES_CODING, torch.device("cpu")).read(torch.arange(num_values)).T / scale[:, None]
+        weights["axes"] = axes.contiguous()  # (k, values)
         weights["mean"] = store.tensor("mean", shape=(num_values,), dtype=torch.float16).float()
     else:
         low, high = (store.tensor(n, shape=(net.shape[0],), dtype=torch.float32) for n in ("low", "high"))
@@ -184,5 +193,6 @@ def read_network(shape: tuple[int, ...], config: CompactConfig, store: TensorSto
 def read_codes(
     num_samples: int, num_values: int, config: CompactConfig, store: TensorStore, device: torch.device
 ) -> MatrixReader:
+    """A reader of the codes in a file: ids (B,) -> codes (B, k), or (B, values) without axes."""
     codes = CodedMatrix.load(store, CODES, num_samples, config.components or num_values, config.block_size)
     return MatrixReader(codes, config.coding, device)

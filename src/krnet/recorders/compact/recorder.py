@@ -1,14 +1,14 @@
-"""The compact KRNet: a few learned bytes for each sample, and a small network that makes its feature map of them.
+"""Recorder krnet, the compact KRNet: each sample has a short learned code, and a small network turns codes into maps.
 
-ids -> code (k whole numbers) * step -> axes (k, values) + mean -> map -> + Refine(map) -> clamp -> features
-       '-- entropy-coded --'           '---- entropy-coded ----'          '- few bits -'
+    ids -> code (k symbols) * step -> @ axes (k, values) + mean -> map -> + Refine(map) -> clamp -> features
+           '--- entropy-coded ---'    '--- entropy-coded ---'             '- few-bit weights -'
 
-network.py     its sizes, what it computes, how it is read from a file
-codes.py       codes while they are fitted, and how they come into a file of a given size
-axes_fit.py    codes, axes and network trained together
-values_fit.py  the same without axes: few samples cannot pay for them
-growth.py      codes of new samples for a network that stays as it is
-budget.py      step, number of axes and width of the network for a budget
+network.py     the config, the network, and how both are read from a file
+codes.py       training of codes, shared by all fits; fitting the codes into a budget
+axes_fit.py    trains codes, axes and network together
+values_fit.py  the same without axes, for samples too few to pay for them: a code is the quantised map itself
+growth.py      fits codes of new samples to a network that is kept
+budget.py      chooses step, number of axes and width of the network for a budget
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from krnet.io.archive import TensorStore
 from krnet.recorders.axes import WORTH, Axes
 from krnet.recorders.base import Content, Job, Recorder, Stored, register
 from krnet.recorders.compact import budget as budgets
-from krnet.recorders.compact.axes_fit import CompactFit, learned
+from krnet.recorders.compact.axes_fit import CompactFit, learn_axes
 from krnet.recorders.compact.growth import grow
 from krnet.recorders.compact.network import CompactConfig, read_codes, read_config, read_network, stored_tensors
 from krnet.recorders.compact.values_fit import DEAD_ZONE, ValuesFit
 from krnet.recorders.fit import NetworkReplayer, run_fit
 
 DEFAULT_STEP = 0.25
-DEFAULT_BITS = 1  # of a value, where the caller says nothing: a 32nd of float32
+DEFAULT_BITS = 1  # bits per value of the default budget, a 32nd of float32
 
 
 @register
@@ -52,15 +52,16 @@ class CompactRecorder(Recorder):
         if job.settings.get("components") == 0:
             config = from_dict(CompactConfig, {"step": DEFAULT_STEP, "dead_zone": DEAD_ZONE, **job.settings})
             return run_fit(self, ValuesFit(job, config), asdict(config))
-        axes = learned(job)
+        axes = learn_axes(job)
         step = job.settings.get("step", DEFAULT_STEP)
-        kept = max(1, min(int((axes.std > WORTH * step).sum()), len(axes.std)))
-        config = from_dict(CompactConfig, {"step": step, "components": kept, **job.settings})
+        num_axes = max(1, min(int((axes.std > WORTH * step).sum()), len(axes.std)))
+        config = from_dict(CompactConfig, {"step": step, "components": num_axes, **job.settings})
         if config.components > len(axes.std):
             raise SettingError(
                 f"components is {config.components}; {len(job.source)} samples of shape {job.source.shape} have at "
                 f"most {len(axes.std)}"
             )
+        # learn_axes caches its result, made in inference mode: training needs copies of its own.
         trainee = CompactFit(job, config, Axes(*(t.clone() for t in (axes.mean, axes.axes, axes.std))))
         return run_fit(self, trainee, asdict(config))
 
@@ -84,5 +85,5 @@ class CompactRecorder(Recorder):
         low, high = (store.tensor(n, shape=(net.shape[0],), dtype=torch.float32) for n in ("low", "high"))
         num_values = math.prod(samples.shape)
         reader = read_codes(samples.num_samples, num_values, config, store, device)
-        widest = max(num_values, config.c1 * num_values // net.shape[0])
-        return NetworkReplayer(net, reader.read, widest, samples, low, high, device)
+        max_map_values = max(num_values, config.c1 * num_values // net.shape[0])
+        return NetworkReplayer(net, reader.read, max_map_values, samples, low, high, device)

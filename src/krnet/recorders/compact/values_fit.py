@@ -1,11 +1,12 @@
-"""A compact KRNet without axes, for samples that are too few to pay for them.
+"""Trains a compact KRNet without axes, for samples that are too few to pay for axes.
 
-    ids -> code (a whole number for each value) * step + zero -> map -> + Refine(map) -> clamp -> features
+    job, config -> ValuesFit, run by run_fit -> Content
+    ids -> code (a symbol for each value) -> centroid * step + zero -> map -> + Refine(map) -> clamp -> features
 
-It starts as recorder quantized does, with its dead zone, and numbers are read back where those of their bin lie on
-average. Then the network learns to repair what rounding leaves, and each code moves to where its own map comes out
-best. Bits have no price here: most values are 0 and a few are large, so that a coder of Laplace variables counts those
-at several times what they take, and would drive out what tells most.
+The fit starts as recorder quantized: the same dead zone, symbols decoded to the centroids of their bins. Then the
+network learns to correct the quantisation error, and each code moves to where its own map has the least error.
+Bits have no price here. Most values are 0 and a few are large: laplace_bits would overestimate the bits of the large
+ones several times, and the price would remove the values that carry most information.
 """
 
 from __future__ import annotations
@@ -22,45 +23,51 @@ from krnet.coding.search import largest_fitting
 from krnet.coding.weights import pack, rounded, rounding_plan
 from krnet.recorders.axes import FINEST
 from krnet.recorders.base import Content, Job, Stored, overhead_bytes
-from krnet.recorders.compact.codes import ALMOST, SETTLED, CodesFit, fixed_bytes, with_codes
+from krnet.recorders.compact.codes import BUDGET_FILL, FREEZE_LR_SHARE, CodesFit, content_with_codes, fixed_bytes
 from krnet.recorders.compact.network import CompactConfig, CompactNet, stored_tensors, zero_map
 from krnet.recorders.fit import NET
 from krnet.recorders.maps import normalised_chunks
 from krnet.train.loop import Outcome
 
 DEAD_ZONE = 0.75  # as in quantized.py
-NEAR = 8  # numbers up to which bins have centroids of their own; those beyond have those of the last
-LOOKED, ROWS = 10, 1024  # iterations between two looks at the file, at so many samples of it
-FINER, TRIED = 1.003, 63  # steps at the end, each so many times finer than the last
-FASTEST = 0.2  # by which the step changes at a look
+MAX_CENTROID_SYMBOL = 8  # while training, symbols beyond it share its centroid
+MEASURE_EVERY, MEASURE_ROWS = 10, 1024  # the file is measured every 10 iterations, on at most 1024 samples
+MAX_LOG_STEP_CHANGE = 0.2  # a measurement changes the step by at most a factor exp(0.2)
+REFINE_RATIO, MAX_REFINEMENTS = 1.003, 63  # at the end, steps up to 1.003 ** 63 times finer are tried
 
 
-def values(job: Job, zero: Tensor, ids: Tensor | None = None) -> Tensor:
-    """All samples, or these, less where 0 falls (values,): (n, values), on the job's device."""
+def values_minus_zero(job: Job, zero: Tensor, ids: Tensor | None = None) -> Tensor:
+    """x - zero (values,) for all samples x, or for those with these IDs: (n, values), on the job's device."""
     return torch.cat([x.flatten(1) - zero for x in normalised_chunks(job, ids)])
 
 
-def thinned(codes: Tensor, config: CompactConfig) -> Tensor:
-    """Those below a dead zone of more than a step go to the edge of it: they count in where 0 is read back."""
+def clamp_into_dead_zone(codes: Tensor, config: CompactConfig) -> Tensor:
+    """Make the quantiser send all codes inside the dead zone to symbol 0, also if the zone is wider than one step.
+
+    The quantiser's own zone ends at one step at most (CompactConfig.coding): codes between that and the wider zone are
+    clamped to just below one step. They are not set to 0, since they count in the centroid of symbol 0.
+    """
     edge = 0.999 * config.step
     return torch.where(codes.abs() < config.dead_zone * config.step, codes.clamp(-edge, edge), codes)
 
 
 class ValuesFit(CodesFit):
+    """The fit without axes: codes (samples, values) are the maps themselves, minus `zero`."""
+
     def __init__(self, job: Job, config: CompactConfig):
-        self.zero = zero_map(job.source.shape, job.stats.low, job.stats.high).to(job.device)
-        self.codes = values(job, self.zero)
+        self.zero = zero_map(job.source.shape, job.stats.low, job.stats.high).to(job.device)  # (values,)
+        self.codes = values_minus_zero(job, self.zero)
         self.least_step = max(float(self.codes.abs().max()) / FINEST, 1e-6)
         step = config.step if config.most_bytes is None else max(config.step, self.least_step)
         self.config = replace(config, step=step)
         self.step_size = torch.tensor(step, device=job.device)
-        self.centres = torch.zeros(self.codes.shape[1], 2 * NEAR + 1, device=job.device)
-        """(values, numbers): steps from a number to where it is read back."""
-        self.columns = torch.arange(len(self.centres), device=job.device)
-        self.wanted = None
-        super().__init__(job, self._start)
+        self.centroids = torch.zeros(self.codes.shape[1], 2 * MAX_CENTROID_SYMBOL + 1, device=job.device)
+        """(values, symbols): centroid of a symbol's bin, minus the symbol, in steps."""
+        self.columns = torch.arange(len(self.centroids), device=job.device)
+        self.target_bits = None  # the step follows measured sizes instead
+        super().__init__(job, self._make_net)
 
-    def _start(self) -> CompactNet:
+    def _make_net(self) -> CompactNet:
         net = CompactNet(self.job.source.shape, self.config)
         net.mean.copy_(self.zero)
         net.unit.fill_(max(math.sqrt(self.job.stats.variance), 1e-6))
@@ -71,54 +78,59 @@ class ValuesFit(CodesFit):
         return stored_tensors(self.job.source.shape, len(self.job.source), config)
 
     def step(self, iteration: int, progress: float) -> Tensor:
-        if iteration % LOOKED == 0:
-            self._look()
+        if iteration % MEASURE_EVERY == 0:
+            self._measure_file()
         return super().step(iteration, progress)
 
     @torch.no_grad()
-    def _look(self) -> None:
-        """At the file as it would be now: where numbers are read back, and how large it is."""
+    def _measure_file(self) -> None:
+        """Update the centroids, and move the quantisation step so that the file meets its budget."""
         config = replace(self.config, step=float(self.step_size))
-        found = measure(*self.numbers(config), max_rows=ROWS, num_planned=self.job.num_planned)
-        tables = found.tables
-        radius = max(tables.radius, NEAR)
-        centres = tables.spread(found.centroids, radius)[tables.column, radius - NEAR : radius + NEAR + 1]
-        self.centres.copy_(torch.from_numpy(centres / CENTROID))
-        if config.most_bytes is not None and float(self.rate) > SETTLED:
-            free = max(config.most_bytes - fixed_bytes(self.job, config), 1)
-            change = max(-FASTEST, min(FASTEST, math.log(found.size_bytes / (ALMOST * free))))
-            self.step_size.mul_(math.exp(change)).clamp_(min=self.least_step)
+        stats = measure(*self.code_matrix(config), max_rows=MEASURE_ROWS, num_planned=self.job.num_planned)
+        tables, last = stats.tables, MAX_CENTROID_SYMBOL
+        radius = max(tables.radius, last)
+        centroids = tables.spread(stats.centroids, radius)[tables.column, radius - last : radius + last + 1]
+        self.centroids.copy_(torch.from_numpy(centroids / CENTROID))
+        if config.most_bytes is not None and float(self.lr_share) > FREEZE_LR_SHARE:
+            free_bytes = max(config.most_bytes - fixed_bytes(self.job, config), 1)
+            log_excess = math.log(stats.size_bytes / (BUDGET_FILL * free_bytes))
+            log_change = max(-MAX_LOG_STEP_CHANGE, min(MAX_LOG_STEP_CHANGE, log_excess))
+            self.step_size.mul_(math.exp(log_change)).clamp_(min=self.least_step)
 
     def bits(self, codes: Tensor) -> Tensor:
+        """0: bits have no price here (see the module's docstring)."""
         return self.step_size.new_zeros(())
 
-    def restored(self, codes: Tensor) -> Tensor:
-        """Rounded, and as they are read back."""
-        whole = codes.sign() * (codes.abs() / self.step_size + (1 - self.config.coding.dead_zone)).floor()
-        return (whole + self.centres[self.columns, whole.clamp(-NEAR, NEAR).long() + NEAR]) * self.step_size
+    def dequantize(self, codes: Tensor) -> Tensor:
+        """The codes as a file would give them back: quantised, and decoded to the centroids of their bins."""
+        symbols = codes.sign() * (codes.abs() / self.step_size + (1 - self.config.coding.dead_zone)).floor()
+        index = symbols.clamp(-MAX_CENTROID_SYMBOL, MAX_CENTROID_SYMBOL).long() + MAX_CENTROID_SYMBOL
+        return (symbols + self.centroids[self.columns, index]) * self.step_size
 
     def outputs(self, ids: Tensor, target: Tensor) -> Tensor:
-        """Computed with codes and weights as the file will hold them."""
+        """Replays with codes and weights quantised as in the file; the gradient passes straight through."""
         weights = {f"refine.{n}": w for n, w in rounded(dict(self.net.refine.named_parameters()), self.plan).items()}
-        codes = self.chosen.detach()
-        return functional_call(self.net, weights, (self.chosen + (self.restored(codes) - codes),))
+        codes = self.batch_codes.detach()
+        return functional_call(self.net, weights, (self.batch_codes + (self.dequantize(codes) - codes),))
 
     def make_optimizers(self) -> list[torch.optim.Optimizer]:
         return super().make_optimizers() if self.config.c1 else []
 
-    def numbers(self, config: CompactConfig) -> tuple[Matrix, CodedConfig]:
-        return Matrix(lambda rows: thinned(self.codes[rows.to(self.device)], config), *self.codes.shape), config.coding
+    def code_matrix(self, config: CompactConfig) -> tuple[Matrix, CodedConfig]:
+        """The codes as they are encoded, and how they are coded."""
+        matrix = Matrix(lambda rows: clamp_into_dead_zone(self.codes[rows.to(self.device)], config), *self.codes.shape)
+        return matrix, config.coding
 
     def state(self) -> dict[str, Tensor]:
-        return super().state() | {"centres": self.centres}
+        return super().state() | {"centres": self.centroids}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         super().load_state(state)
-        self.centres.copy_(state["centres"])
+        self.centroids.copy_(state["centres"])
 
     @torch.no_grad()
     def content(self, outcome: Outcome) -> Content:
-        if self.config.most_bytes is not None:  # codes may have become wider
+        if self.config.most_bytes is not None:  # codes have moved: the largest may need a coarser step by now
             self.least_step = max(self.least_step, float(self.codes.abs().max()) / FINEST)
             self.step_size.clamp_(min=self.least_step)
         refine = pack(dict(self.net.refine.named_parameters()), self.plan) if self.config.c1 else {}
@@ -128,13 +140,15 @@ class ValuesFit(CodesFit):
         growth = self.job.num_planned / len(self.codes)
         config = replace(self.config, step=float(self.step_size))
         if config.most_bytes is not None:
-            free = config.most_bytes - sum(t.nbytes for t in tensors.values())
-            free -= overhead_bytes(self.job, len(self.stored(config)), asdict(config))
+            free_bytes = config.most_bytes - sum(t.nbytes for t in tensors.values())
+            free_bytes -= overhead_bytes(self.job, len(self.stored(config)), asdict(config))
 
-            def finer(n: int) -> CompactConfig:
-                return replace(config, step=max(config.step / FINER**n, self.least_step))
+            def refined(n: int) -> CompactConfig:
+                return replace(config, step=max(config.step / REFINE_RATIO**n, self.least_step))
 
-            # What is left over makes the step finer.
-            last = largest_fitting(lambda n: measure(*self.numbers(finer(n))).size_bytes * growth <= free, 0, TRIED)
-            config = finer(last)
-        return with_codes(self.job, tensors, config, outcome, self.numbers, growth=growth)
+            def fits(n: int) -> bool:
+                return measure(*self.code_matrix(refined(n))).size_bytes * growth <= free_bytes
+
+            # The fit aims below the budget: the bytes that are still free allow a finer step.
+            config = refined(largest_fitting(fits, 0, MAX_REFINEMENTS))
+        return content_with_codes(self.job, tensors, config, outcome, self.code_matrix, growth=growth)

@@ -1,1 +1,1 @@
-"""The images themselves, compressed, and replayed through their trunk."""
+"""Compressed images, replayed as features by the trunk that made the features."""

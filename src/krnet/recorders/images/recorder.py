@@ -1,19 +1,19 @@
-"""The images themselves, compressed: features are made again by the network they came from.
+"""Store compressed images instead of features; replay them through the trunk that made the features.
 
-    images (N, C, H, W) uint8 -> JPEG, WebP (lossy or lossless) or PNG -> the file            (_encoded.py)
-    ids -> image bytes -> decoded in parallel -> less mean, over std -> trunk -> features
+    images (N, C, H, W) uint8 -> JPEG, WebP (lossy or lossless) or PNG -> the file            (codec.py)
+    ids -> image bytes -> decoded in parallel -> (image - mean) / std -> trunk -> features
 
-The trunk is not in the file: who learns in increments has it anyway. It is given as a module when recording and again
-when opening (`krnet.open(path, trunk=...)`, `--trunk` on the command line), and must have the very weights it was
-recorded with: the file holds their fingerprint.
+The trunk, a network from images to features, is not in the file: an incremental learner has it anyway. It is given as
+a module when recording and again when opening (`krnet.open(path, trunk=...)`, `--trunk` on the command line). Its
+weights must be the same both times: the file holds their fingerprint.
 
-Within a budget, what loses nothing is taken where it fits (of lossless WebP and PNG the smaller); else JPEG with
-colours of every pixel (4:4:4) or of every four (4:2:0), or lossy WebP, each in the highest quality that fits: whichever
-gives the features nearest to those recorded. A few images show which. Settings that are given are not searched.
+With a budget, the smaller lossless codec (WebP or PNG) is taken if it fits. Else JPEG at 4:4:4, JPEG at 4:2:0 and lossy
+WebP compete, each at the highest quality that fits; the one with the least error of the features on a few images wins.
+Settings that the caller gives are not searched.
 
-A recording that starts from an earlier one (`start`) holds the earlier one's images first, then those that are given;
-features of the earlier ones are its replays. Where codec, quality and subsampling stay the same, their bytes are kept
-as they are. Where they do not, because a budget has to hold more images now, the decoded images are encoded again.
+A recording that starts from an earlier one (`start`) holds the earlier images first, then the given ones; the features
+of the earlier images are its replays. If codec, quality and subsampling stay the same, the earlier bytes are kept. If
+not, because the budget has to hold more images now, the decoded images are encoded again.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from krnet.coding.matrix import evenly_spaced
 from krnet.coding.search import largest_fitting
 from krnet.config import from_dict
 from krnet.device import exact_math, fast_math
@@ -42,18 +43,18 @@ from krnet.recorders.images.codec import (
     CODECS,
     LOSSLESS,
     SUBSAMPLINGS,
-    Encoded,
+    EncodedImages,
     ImagesConfig,
-    Originals,
-    chunk_size,
-    common_start,
+    ImageSource,
+    chunk_samples,
+    common_prefix,
     decode_image,
     open_images,
 )
 
-CHECKED = 64  # samples that show whether trunk, images and features belong together
-SAME_R2 = 0.99  # of those: features that were made in 16 bits pass, those of another trunk do not
-TRIED = 256  # images from which sizes and errors are guessed
+CHECK_SAMPLES = 64  # samples that check whether trunk, images and features belong together
+MIN_CHECK_R2 = 0.99  # of these samples: features made in 16 bits pass, features of another trunk do not
+SEARCH_SAMPLES = 256  # images from which a search for a budget estimates sizes and errors
 OPEN_WITH = (
     "Open it with krnet.open(path, trunk=MODULE), or --trunk on the command line: the module that its features were "
     "made with"
@@ -64,7 +65,7 @@ OPEN_WITH = (
 
 
 def fingerprint(trunk: nn.Module) -> str:
-    """Of its weights and buffers, whatever their names, device and form of the module."""
+    """A hash of the trunk's weights and buffers; names, device and kind of module do not matter."""
     digest = hashlib.blake2b(digest_size=16)
     for tensor in [*trunk.parameters(), *trunk.buffers()]:
         plain = tensor.detach().cpu().contiguous()
@@ -74,7 +75,7 @@ def fingerprint(trunk: nn.Module) -> str:
 
 
 class Network:
-    """A trunk, ready: a copy on the device, as it is after training."""
+    """A copy of the trunk, on the device and in evaluation mode."""
 
     def __init__(self, trunk: Any, config: ImagesConfig, shape: tuple[int, ...], device: torch.device):
         self.module = copy.deepcopy(trunk).to(device).eval().requires_grad_(False)
@@ -84,10 +85,10 @@ class Network:
     def features(self, images: Tensor, fast: bool = False) -> Tensor:
         """images (n, C, H, W) uint8 -> float32 (n, *shape) on the device"""
         found = []
-        for some in images.split(chunk_size(images.shape[1:])):
+        for chunk in images.split(chunk_samples(images.shape[1:])):
             with fast_math(self.device) if fast else exact_math():
-                made = self.module(self.config.standardise(some.to(self.device)))
-            if not isinstance(made, Tensor) or made.shape != (len(some), *self.shape):
+                made = self.module(self.config.standardise(chunk.to(self.device)))
+            if not isinstance(made, Tensor) or made.shape != (len(chunk), *self.shape):
                 what = tuple(made.shape[1:]) if isinstance(made, Tensor) else type(made).__name__
                 raise InputError(f"the trunk makes features of {what}; the recorded ones are {self.shape}")
             found.append(made.float())
@@ -107,17 +108,18 @@ def check_trunk(trunk: Any) -> nn.Module:
 
 
 class ImagesReplayer(Replayer):
-    def __init__(self, encoded: Encoded, trunk_fingerprint: str, shape: tuple[int, ...], device: torch.device):
+    def __init__(self, encoded: EncodedImages, trunk_fingerprint: str, shape: tuple[int, ...], device: torch.device):
         self.encoded, self.trunk_fingerprint = encoded, trunk_fingerprint
         self.shape, self.device = shape, device
         self._network: Network | None = None
 
     def decode(self, ids: Tensor, *, fast: bool = False) -> Tensor:
-        unique, place = ids.unique(return_inverse=True)
-        made = self.network().features(self.encoded.images(unique), fast)
-        return made[place.to(self.device)]
+        unique, index = ids.unique(return_inverse=True)
+        features = self.network().features(self.encoded.images(unique), fast)
+        return features[index.to(self.device)]
 
     def network(self) -> Network:
+        """Made at first use, since the trunk is set after the file is opened."""
         if self._network is None:
             if self.trunk is None:
                 raise InputError(f"the recording holds images, and no trunk to make features of them. {OPEN_WITH}")
@@ -140,28 +142,28 @@ class ImagesRecorder(Recorder):
     replay_inputs = frozenset({"trunk"})
 
     def fit(self, job: Job) -> Content:
-        given = Given.of(job)
-        images, config = given.images, given.config
+        inputs = Inputs.of(job)
+        images, config = inputs.images, inputs.config
         started = time.perf_counter()
-        check_belonging(job, images, given.network(job))
-        encoded = Encoded.of(images.encode(torch.arange(len(images)), config), config, images.shape)
+        check_features_match(job, images, inputs.network(job))
+        encoded = EncodedImages.of(images.encode(torch.arange(len(images)), config), config, images.shape)
         tensors = {"low": job.stats.low, "high": job.stats.high, **encoded.tensors()}
-        settings = {**asdict(config), "image_shape": images.shape, "trunk": fingerprint(given.trunk)}
+        settings = {**asdict(config), "image_shape": images.shape, "trunk": fingerprint(inputs.trunk)}
         return Content(tensors=tensors, settings=settings, seconds=time.perf_counter() - started)
 
     def for_budget(self, job: Job, budget: int) -> dict[str, Any]:
-        """What loses nothing, where that fits, or the lossy form of the images whose features are nearest.
+        """The smaller lossless codec if it fits; else the lossy one with the least error of the features.
 
-        Tried are lossless WebP and PNG, JPEG at 4:2:0 and 4:4:4, and WebP; sizes and errors are those of a few images.
+        Candidates are compared by their sizes and errors on a few images; the chosen one is checked on all images.
         """
-        given = Given.of(job)
-        images = given.images
-        network = given.network(job)
-        ids = some_of(len(images), TRIED)
+        inputs = Inputs.of(job)
+        images = inputs.images
+        network = inputs.network(job)
+        ids = evenly_spaced(len(images), SEARCH_SAMPLES)
         expected = normalise(job.source.read(ids).to(job.device), job.stats.low, job.stats.high)
-        fixed = (
-            overhead_bytes(job, len(self.stored(job.source.shape, len(images), {})), asdict(given.config))
-            + 200
+        fixed_bytes = (
+            overhead_bytes(job, len(self.stored(job.source.shape, len(images), {})), asdict(inputs.config))
+            + 200  # of settings that are not yet known: image_shape and the trunk's fingerprint
             + 8 * len(job.stats.low)
         )
 
@@ -170,36 +172,40 @@ class ImagesRecorder(Recorder):
             return images.encode(ids, config)
 
         def size(config: ImagesConfig, contents: list[bytes] | None = None) -> float:
-            """Of the file; given all contents and not a few, from above by less than a kilobyte or so."""
+            """Bytes of the file, estimated from a few images; from all contents, an upper bound within a kilobyte."""
             contents = contents or encoded(config)
-            start = len(common_start(contents))
-            each = sum(map(len, contents)) / len(contents) - start + (2 if max(map(len, contents)) < 2**16 else 4)
-            return fixed + start + each * len(images)
+            prefix_bytes = len(common_prefix(contents))
+            length_bytes = 2 if max(map(len, contents)) < 2**16 else 4
+            image_bytes = sum(map(len, contents)) / len(contents) - prefix_bytes + length_bytes
+            return fixed_bytes + prefix_bytes + image_bytes * len(images)
 
         def error(config: ImagesConfig) -> float:
+            """Mean squared error of the normalised features."""
             decoded = [decode_image(content, config.codec, images.shape) for content in encoded(config)]
             made = normalise(network.features(torch.stack(decoded)), job.stats.low, job.stats.high, clamp=False)
             return (made - expected).square().mean().item()
 
         def qualities(config: ImagesConfig) -> tuple[int, int]:
+            """The lowest and the highest quality to search."""
             searched = config.codec not in LOSSLESS and "quality" not in job.settings
             return (1, 100) if searched else (config.quality, config.quality)
 
-        def highest_that_fits(config: ImagesConfig) -> ImagesConfig:
+        def highest_fitting(config: ImagesConfig) -> ImagesConfig:
             fits = lambda quality: size(replace(config, quality=quality)) <= budget  # noqa: E731
             return replace(config, quality=largest_fitting(fits, *qualities(config)))
 
-        forms, tried = given.forms(job.settings), list[ImagesConfig]()
-        for lossless in (True, False):  # where a lossless one fits, no quality need be searched
-            found = [highest_that_fits(form) for form in forms if (form.codec in LOSSLESS) == lossless]
-            tried += found
-            fitting = [form for form in found if size(form) <= budget]
+        candidates, measured = inputs.candidates(job.settings), list[ImagesConfig]()
+        for lossless in (True, False):  # if a lossless codec fits, no quality has to be searched
+            found = [highest_fitting(config) for config in candidates if (config.codec in LOSSLESS) == lossless]
+            measured += found
+            fitting = [config for config in found if size(config) <= budget]
             for best in sorted(fitting, key=size if lossless else error):
-                for quality in range(best.quality, qualities(best)[0] - 1, -1):  # all may take more than a few do
+                # All images may take more bytes than the few predict: lower the quality until the file fits.
+                for quality in range(best.quality, qualities(best)[0] - 1, -1):
                     config = replace(best, quality=quality)
                     if size(config, images.encode(torch.arange(len(images)), config)) <= budget:
                         return searched_settings(config)
-        return searched_settings(min(tried, key=size))
+        return searched_settings(min(measured, key=size))
 
     def stored(self, shape: Sequence[int], num_samples: int, settings: Mapping[str, Any]) -> dict[str, Stored]:
         contents = {"lengths": Stored((num_samples,)), "stream": Stored(), "start": Stored()}
@@ -212,24 +218,24 @@ class ImagesRecorder(Recorder):
             raise NotARecordingError(
                 f"settings of recorder images refused: trunk is {trunk!r:.99}; expected text. Record again"
             )
-        return ImagesReplayer(Encoded.read(settings, store, samples.num_samples), trunk, samples.shape, device)
+        return ImagesReplayer(EncodedImages.read(settings, store, samples.num_samples), trunk, samples.shape, device)
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
-    """Images, trunk and settings that the caller gave."""
+class Inputs:
+    """The images, trunk and settings of a job, checked."""
 
-    images: Originals
+    images: ImageSource
     trunk: nn.Module
     config: ImagesConfig
 
     @classmethod
-    def of(cls, job: Job) -> Given:
+    def of(cls, job: Job) -> Inputs:
         config, trunk = from_dict(ImagesConfig, job.settings), check_trunk(job.trunk)
-        found = cls(Originals(open_images(job.images)), trunk, config)
+        found = cls(ImageSource(open_images(job.images)), trunk, config)
         config.check_channels(found.images.shape[0])
         if job.start is not None:
-            found = found.after(job.start, job)
+            found = found.append_to(job.start, job)
         if len(found.images) != len(job.source):
             held = found.images.num_earlier
             raise InputError(
@@ -238,25 +244,25 @@ class Given:
             )
         return found
 
-    def forms(self, chosen: Mapping[str, Any]) -> list[ImagesConfig]:
-        """What a budget may be spent on, in any quality: all but what the caller chose otherwise."""
+    def candidates(self, given: Mapping[str, Any]) -> list[ImagesConfig]:
+        """Every codec and subsampling that a budget may choose; settings that the caller gave are fixed."""
         found = list[ImagesConfig]()
-        for codec in [self.config.codec] if "codec" in chosen else CODECS:
-            colours = codec == "jpeg" and self.images.shape[0] > 1 and "subsampling" not in chosen
+        for codec in [self.config.codec] if "codec" in given else CODECS:
+            any_subsampling = codec == "jpeg" and self.images.shape[0] > 1 and "subsampling" not in given
             found += [
                 replace(self.config, codec=codec, subsampling=subsampling)
-                for subsampling in (SUBSAMPLINGS if colours else (self.config.subsampling,))
+                for subsampling in (SUBSAMPLINGS if any_subsampling else (self.config.subsampling,))
             ]
         return found
 
-    def after(self, start: Earlier, job: Job) -> Given:
-        """The same, behind what an earlier recording holds."""
+    def append_to(self, start: Earlier, job: Job) -> Inputs:
+        """These inputs with the images of the recording `start` before the given ones."""
         if start.recorder != "images" or start.shape != job.source.shape:
             raise InputError(
                 f"{start.path}: a recording of {start.shape} by {start.recorder}; these features are "
                 f"{job.source.shape} and need one of the same shape by images to start from"
             )
-        earlier = Encoded.read(start.settings, start, len(start))
+        earlier = EncodedImages.read(start.settings, start, len(start))
         for name, old, new in (
             ("image_shape", earlier.shape, self.images.shape),
             ("mean", earlier.config.mean, self.config.mean),
@@ -275,22 +281,17 @@ def searched_settings(config: ImagesConfig) -> dict[str, Any]:
     return {"codec": config.codec, "quality": config.quality, "subsampling": config.subsampling}
 
 
-def check_belonging(job: Job, images: Originals, network: Network) -> None:
-    """Refuse images, or a trunk, that these features were not made from."""
-    ids = some_of(len(images), CHECKED)
+def check_features_match(job: Job, images: ImageSource, network: Network) -> None:
+    """Refuse images or a trunk that these features were not made with."""
+    ids = evenly_spaced(len(images), CHECK_SAMPLES)
     made = network.features(images.read(ids)).cpu()
     expected = job.source.read(ids).float()
     made, expected = (normalise(x, job.stats.low, job.stats.high, clamp=False) for x in (made, expected))
     error = (made - expected).square().mean().item()
     r2 = 1 - error / max(job.stats.variance, 1e-12)
-    if error > 1e-12 and not r2 >= SAME_R2:
+    if error > 1e-12 and not r2 >= MIN_CHECK_R2:
         replays = " (of samples that start holds: its replays)" if images.num_earlier else ""
         raise InputError(
             f"{job.source.name}: the trunk makes other features of these images (R2 {r2:.3g} before any compression); "
             f"expected the same. Give the trunk, images, mean and std that the features were made with{replays}"
         )
-
-
-def some_of(num_samples: int, most: int) -> Tensor:
-    """IDs, evenly spaced, in rising order."""
-    return torch.linspace(0, num_samples - 1, min(most, num_samples), dtype=torch.float64).round().long()

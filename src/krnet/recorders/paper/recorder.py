@@ -1,12 +1,12 @@
-"""KRNet: fit a network so that net(sample ID) returns that sample's feature map.
+"""The paper's KRNet: fit a network so that net(sample ID) returns that sample's feature map.
 
     ids (B,) -> (group, slot) -> embed -> decode -> normalised features (B, c, h, w) -> original scale
 
 The weights are the storage: fitting is writing, calling is reading.
 
 Zhang et al., "KRNet: Towards Efficient Knowledge Replay" (2022). Deviations, all measured in docs/choices.md: full
-convolutions after the deconvolution, the last norm started from the data, and, with schedule "fast", Muon on the
-matrices. `schedule="paper"` is theirs.
+convolutions after the deconvolution; the last norm starts from the mean and standard deviation of the features; with
+schedule "fast", Muon trains the matrices. `schedule="paper"` is the paper's schedule.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from krnet.recorders.paper.groups import GroupTable
 from krnet.recorders.paper.warm_start import carry_over, earlier_config
 from krnet.train.loop import Outcome
 
-CHEAP_BITS = 4.0  # of a weight, under a budget
+BUDGET_WEIGHT_BITS = 4.0  # bits of a weight when a budget is given
 
 
 def rounding(net: KRNet, config: NetworkConfig) -> dict[str, Rounding]:
-    """Which weights are kept in how many bits; the others are few, and kept as fp16."""
+    """How each weight is rounded, by name; the few weights that are left out are stored as fp16."""
     plan = rounding_plan(net, config.bits)
     if config.bits is not None and net.codes is not None:
         plan["codes"] = Rounding(1, step_for(config.code_bits))
@@ -56,7 +56,7 @@ class KRNetFit(NetworkFit):
     def __init__(self, job: Job, config: NetworkConfig, table: GroupTable):
         self.config, self.table = config, table
         self.group, self.slot = table.group.to(job.device), table.slot.to(job.device)
-        self.rounding = rounding(empty(config, table.num_groups, job.samples.num_samples), config)
+        self.rounding = rounding(meta_network(config, table.num_groups, job.samples.num_samples), config)
         super().__init__(job, self._start)
 
     def _start(self) -> KRNet:
@@ -66,13 +66,14 @@ class KRNetFit(NetworkFit):
             start_codes(net.codes, job)
         net.decoder.output.start_from(stats.normalised_mean.float(), stats.normalised_std.float())
         if job.start is not None:
-            old = GroupTable.build(len(job.start), job.start.labels, self.config.group_size)
-            weights = read_weights(job.start, empty(self.config, old.num_groups, len(job.start)), self.config)
+            old_table = GroupTable.build(len(job.start), job.start.labels, self.config.group_size)
+            old_net = meta_network(self.config, old_table.num_groups, len(job.start))
+            weights = read_weights(job.start, old_net, self.config)
             carry_over(net, job.start, weights, job.samples, self.table, stats.low, stats.high)
         return net
 
     def outputs(self, ids: Tensor, target: Tensor) -> Tensor:
-        """Computed with the weights as the file will hold them."""
+        """Replays computed with the weights rounded as the file will hold them."""
         inputs = self.group[ids], self.slot[ids], ids
         if not self.rounding:
             return self.net(*inputs)
@@ -80,8 +81,8 @@ class KRNetFit(NetworkFit):
 
     def content(self, outcome: Outcome) -> Content:
         weights = {name: p.detach() for name, p in self.net.named_parameters()}
-        kept = pack(weights, self.rounding) if self.rounding else weights
-        tensors = {f"{NET}{name}": value for name, value in kept.items()}
+        stored = pack(weights, self.rounding) if self.rounding else weights
+        tensors = {f"{NET}{name}": value for name, value in stored.items()}
         return Content(
             tensors={**tensors, "low": self.job.stats.low, "high": self.job.stats.high},
             settings={**asdict(self.config), "groups": self.table.counts()},
@@ -92,7 +93,7 @@ class KRNetFit(NetworkFit):
 
 
 class ByID(nn.Module):
-    """ids (B,) -> normalised features"""
+    """The network as a function of sample IDs: ids (B,) -> normalised features (B, c, h, w)."""
 
     def __init__(self, net: KRNet, table: GroupTable):
         super().__init__()
@@ -121,7 +122,7 @@ class PaperRecorder(Recorder):
             return earlier_config(job.source.shape, job.start, job.preset, job.settings)
         if job.preset is not None:
             return preset_config(job.source.shape, job.preset, **job.settings)
-        # Without the last norm Adam's steps, as large as the paper's, push the output below zero, where it stays.
+        # The paper's learning rate needs the last norm: without it, Adam's steps push the output below zero for good.
         last_norm = job.fit.schedule == "paper"
         return sizes_for(job.source.shape, job.samples.class_counts(), **{"last_norm": last_norm, **job.settings})
 
@@ -131,13 +132,13 @@ class PaperRecorder(Recorder):
         return run_fit(self, KRNetFit(job, config, table), asdict(config))
 
     def for_budget(self, job: Job, budget: int) -> dict[str, Any]:
-        """The widest network of few bits; one that starts from another has its sizes."""
+        """The widest network, at few bits per weight. A network that starts from an earlier one keeps its sizes."""
         if job.start is not None:
             return {}
-        network = {"bits": CHEAP_BITS, "last_norm": job.fit.schedule == "paper", **job.settings}
+        network = {"bits": BUDGET_WEIGHT_BITS, "last_norm": job.fit.schedule == "paper", **job.settings}
 
         def fitting(make: Callable[[int], NetworkConfig], low: int, high: int) -> NetworkConfig:
-            """The largest of make(low .. high) that keeps the budget; the smallest where none does."""
+            """The last of make(low), ..., make(high) whose file fits the budget; make(low) if none does."""
             return make(largest_fitting(lambda n: self.size_bytes(job, make(n)) <= budget, low, high))
 
         if job.preset is not None:
@@ -146,21 +147,21 @@ class PaperRecorder(Recorder):
             shape, counts = job.source.shape, job.samples.class_counts()
             found = fitting(lambda n: sizes_for(shape, counts, int(10 ** (n / 10)), **network), 30, 85)
             if "c0" not in job.settings and found.c0 >= 32:
-                found = replace(found, c0=found.c0 // 16 * 16)  # in eights for each of a norm's two groups
-            if "d0" not in job.settings:  # the widest layer takes what is left
-                start = found
-                found = fitting(lambda n: replace(start, d0=8 * n), start.d0 // 8, start.d0 // 4)
+                found = replace(found, c0=found.c0 // 16 * 16)  # multiples of 8 for each of the norm's two groups
+            if "d0" not in job.settings:  # the widest layer takes the bytes that are left, at most doubling d0
+                first = found
+                found = fitting(lambda n: replace(first, d0=8 * n), first.d0 // 8, first.d0 // 4)
         return {name: value for name, value in asdict(found).items() if name in self.setting_names}
 
     def size_bytes(self, job: Job, config: NetworkConfig) -> int:
-        """Most that a file of these settings takes."""
+        """Upper bound of the size of a file with these settings."""
         table = GroupTable.build(job.samples.num_samples, job.samples.labels, config.group_size)
         settings = {**asdict(config), "groups": table.counts()}
         return file_bytes(job, self.stored(job.source.shape, len(job.source), settings), settings)
 
     def stored(self, shape: Sequence[int], num_samples: int, settings: Mapping[str, Any]) -> dict[str, Stored]:
         config = network_config(settings)
-        net = empty(config, len(settings["groups"]), num_samples)
+        net = meta_network(config, len(settings["groups"]), num_samples)
         plan = rounding(net, config)
         weights = stored_packed(NET, net, plan) if plan else stored_weights(NET, net)
         return {**stored_edges((config.channels,)), **weights}
@@ -168,7 +169,7 @@ class PaperRecorder(Recorder):
     def replay(
         self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device
     ) -> NetworkReplayer:
-        """Sizes are checked against the tensors in the file before anything is allocated for them."""
+        """Check all sizes against the tensors in the file before allocating anything."""
         try:
             config = network_config(settings)
             geometry = (config.channels, config.height, config.width), config.vector
@@ -181,23 +182,23 @@ class PaperRecorder(Recorder):
             raise NotARecordingError(
                 f"settings of the network refused: {error}. Restore the file from a copy, or record again"
             ) from error
-        net = empty(config, table.num_groups, samples.num_samples)
+        net = meta_network(config, table.num_groups, samples.num_samples)
         net.load_state_dict(read_weights(store, net, config), assign=True)
-        if device.type == "cpu":  # in which depthwise convolutions are quicker there
+        if device.type == "cpu":  # where this layout makes depthwise convolutions faster
             net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         low, high = (store.tensor(name, shape=(config.channels,), dtype=torch.float32) for name in ("low", "high"))
-        widest = math.prod(net.decoder.start_shape)
+        max_map_values = math.prod(net.decoder.start_shape)
         by_id = ByID(net, table)
-        return NetworkReplayer(by_id, lambda ids: ids.to(device), widest, samples, low, high, device)
+        return NetworkReplayer(by_id, lambda ids: ids.to(device), max_map_values, samples, low, high, device)
 
 
 def network_config(settings: Mapping[str, Any]) -> NetworkConfig:
-    """From the settings of a file, which has the group table among them."""
+    """The config from the settings of a file, which also hold the sizes of the groups."""
     return from_dict(NetworkConfig, {name: value for name, value in settings.items() if name != "groups"})
 
 
-def empty(config: NetworkConfig, num_groups: int, num_samples: int) -> KRNet:
-    """Shapes without memory."""
+def meta_network(config: NetworkConfig, num_groups: int, num_samples: int) -> KRNet:
+    """The network on the meta device: shapes without memory."""
     try:
         with torch.device("meta"):
             return KRNet(config, num_groups, num_samples)
@@ -206,7 +207,7 @@ def empty(config: NetworkConfig, num_groups: int, num_samples: int) -> KRNet:
 
 
 def read_weights(store: TensorStore, net: KRNet, config: NetworkConfig) -> dict[str, Tensor]:
-    """The weights that a recording has for a network of these shapes."""
+    """The recording's weights for `net`, which gives the names and shapes."""
     shapes = {name: tuple(p.shape) for name, p in net.named_parameters()}
     if plan := rounding(net, config):
         return unpack(store, NET, shapes, plan)
@@ -215,9 +216,9 @@ def read_weights(store: TensorStore, net: KRNet, config: NetworkConfig) -> dict[
 
 @torch.no_grad()
 def start_codes(codes: Tensor, job: Job) -> None:
-    """Where samples lie along the directions in which they differ most, each in units of its deviation."""
+    """Set codes (N, k) to the coordinates of the samples along their first k principal axes, in standard deviations."""
     with exact_math():
         found = principal_axes(job, codes.shape[1])
-        most = min(codes.shape[1], len(found.std))
-        axes = found.axes[:most] / found.std[:most, None].clamp(min=1e-12)
-        codes[:, :most] = coordinates(job, found.mean, axes.T).to(codes)
+        num_axes = min(codes.shape[1], len(found.std))
+        axes = found.axes[:num_axes] / found.std[:num_axes, None].clamp(min=1e-12)  # (num_axes, values)
+        codes[:, :num_axes] = coordinates(job, found.mean, axes.T).to(codes)

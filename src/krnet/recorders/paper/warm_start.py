@@ -1,9 +1,10 @@
-"""Start a KRNet from an earlier one, so that recording more samples costs what is new.
+"""Start a KRNet from an earlier one, so that it only has to learn the new samples.
 
     earlier recording + the new features' groups and range -> weights to start from
 
-Layers are taken over as they are. A group takes over the vectors of the earlier group of the same class and place in
-that class; others start at random. Where new samples widen a channel's range, the last module is rescaled to it.
+Layers are copied. A group gets the vectors of the earlier group with the same class and the same number within that
+class; groups without one start at random. Where new samples widen a channel's range, the last module is rescaled so
+that its outputs stay the same in the original scale.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from krnet.nn.sizing import preset_config
 from krnet.recorders.base import Earlier
 from krnet.recorders.paper.groups import GroupTable
 
-VECTORS = ("embed.static", "embed.dynamic")
-CODES = "codes"
+GROUP_VECTORS = ("embed.static", "embed.dynamic")  # weights with one row per group
+SAMPLE_CODES = "codes"  # the weight with one row per sample
 
 
 def earlier_config(
     shape: tuple[int, ...], start: Earlier, preset: str | None, settings: Mapping[str, Any]
 ) -> NetworkConfig:
-    """The earlier network's sizes; preset and settings may repeat them and not change them."""
+    """The earlier network's config. Preset and settings may repeat its values; other values are refused."""
     if start.recorder != "paper" or start.shape != shape:
         raise InputError(
             f"{start.path}: a recording of {start.shape} by {start.recorder}; these features are {shape} and need one "
@@ -57,19 +58,19 @@ def carry_over(
     low: Tensor,
     high: Tensor,
 ) -> None:
-    """Load what the earlier recording, of these weights, knows into `net`, whose groups are those of `table`."""
+    """Copy into `net`, which has the groups of `table`, what it can use of the weights of the recording `start`."""
     group_size = table.group_size
     old_table = GroupTable.build(len(start), start.labels, group_size)
-    places = _places(start.labels, old_table), _places(samples.labels, table)
-    earlier = {place: index for index, place in enumerate(places[0])}
-    pairs = [(new, earlier[place]) for new, place in enumerate(places[1]) if place in earlier]
+    old_keys, new_keys = _group_keys(start.labels, old_table), _group_keys(samples.labels, table)
+    old_groups = {key: group for group, key in enumerate(old_keys)}
+    pairs = [(group, old_groups[key]) for group, key in enumerate(new_keys) if key in old_groups]  # (new, old)
     with torch.no_grad():
         for name, own in net.state_dict().items():
             old = weights[name]
-            if name == CODES:
+            if name == SAMPLE_CODES:
                 new_ids, old_ids = _same_samples(pairs, table, old_table)
                 own[new_ids] = old[old_ids]
-            elif name not in VECTORS:
+            elif name not in GROUP_VECTORS:
                 own.copy_(old)
             elif pairs:
                 new_rows, old_rows = (torch.tensor(side) for side in zip(*pairs, strict=True))
@@ -81,25 +82,26 @@ def carry_over(
         output.rescale((old_high - old_low) / span, (old_low - low) / span)
 
 
-def _places(labels: Tensor | None, table: GroupTable) -> list[tuple[int | None, int]]:
-    """Of each group: its class, and its number among the groups of that class."""
-    first = torch.zeros(table.num_groups, dtype=torch.long)
-    first[table.group.flip(0)] = torch.arange(len(table.group)).flip(0)  # the first sample of each group
+def _group_keys(labels: Tensor | None, table: GroupTable) -> list[tuple[int | None, int]]:
+    """For each group, its class and its number among the groups of that class."""
+    first = torch.zeros(table.num_groups, dtype=torch.long)  # (groups,) ID of the first sample of each group
+    first[table.group.flip(0)] = torch.arange(len(table.group)).flip(0)
     classes = [None] * table.num_groups if labels is None else labels[first].tolist()
-    seen: dict[int | None, int] = {}
-    places = []
-    for name in classes:
-        places.append((name, seen.get(name, 0)))
-        seen[name] = seen.get(name, 0) + 1
-    return places
+    num_groups: dict[int | None, int] = {}  # of each class, so far
+    keys = []
+    for label in classes:
+        keys.append((label, num_groups.get(label, 0)))
+        num_groups[label] = num_groups.get(label, 0) + 1
+    return keys
 
 
 def _same_samples(pairs: list[tuple[int, int]], table: GroupTable, old_table: GroupTable) -> tuple[Tensor, Tensor]:
-    """IDs of samples that are in both, by group and slot: in the new recording and in the old one."""
-    ids = torch.full((old_table.num_groups + 1, old_table.group_size), -1)  # the last row: groups that are new
-    ids[old_table.group, old_table.slot] = torch.arange(len(old_table.group))
-    earlier = torch.full((table.num_groups,), old_table.num_groups)
+    """IDs of the samples that both recordings hold, by group and slot: in the new recording, and in the old one."""
+    # (old groups + 1, slots): the old sample ID, or -1; the last row stands for groups that are new.
+    old_ids = torch.full((old_table.num_groups + 1, old_table.group_size), -1)
+    old_ids[old_table.group, old_table.slot] = torch.arange(len(old_table.group))
+    old_group = torch.full((table.num_groups,), old_table.num_groups)  # of each new group
     for new, old in pairs:
-        earlier[new] = old
-    found = ids[earlier[table.group], table.slot]
+        old_group[new] = old
+    found = old_ids[old_group[table.group], table.slot]  # (N,)
     return (found >= 0).nonzero()[:, 0], found[found >= 0]

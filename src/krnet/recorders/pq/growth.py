@@ -1,4 +1,9 @@
-"""More samples behind those of a product-quantised recording: its codebooks, and codes that are cheap in its tables."""
+"""Add samples to a product-quantised recording: the codebooks stay, the old codes stay, new codes follow them.
+
+    new features, the recording's codebooks -> codes at a rate weight -> coded together with the old codes
+
+The cost of a code is the rate weight times the bits that it takes in the recording.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +20,9 @@ from krnet.recorders.base import Job, Recorder
 from krnet.recorders.basis import matrix_of
 from krnet.recorders.growth import Growth
 from krnet.recorders.pq.books import Codebooks, PQConfig
-from krnet.recorders.pq.codes import CODE, CODES, ENTRIES
+from krnet.recorders.pq.codes import CODE_CONFIG, CODES, ENTRIES
 
-WEIGHTS = np.geomspace(1e-6, 10, 160)  # prices of a bit that are tried, one a tenth above the last
+RATE_WEIGHTS = np.geomspace(1e-6, 10, 160)  # what a budget is searched among, each 11 % above the one before
 
 
 class PQGrowth(Growth):
@@ -29,7 +34,7 @@ class PQGrowth(Growth):
         self.books = self.basis
         tables = self.held.blocks.tables
         counts = tables.spread(self.held.counts, tables.radius)[:, tables.radius :]  # (T, codes)
-        self.bits = []  # (k,) of each part: what its codes take in the recording
+        self.bits = []  # (k,) of each part: bits of each code in the recording
         for column, entries in zip(np.split(tables.column, len(self.books.entries)), self.books.entries):
             count = counts[np.unique(column)].sum(0)
             count = np.pad(count, (0, max(0, len(entries) - len(count))))[: len(entries)] + 0.5
@@ -37,8 +42,8 @@ class PQGrowth(Growth):
 
     def coding(self, value: float) -> tuple[Matrix, CodedConfig]:
         books, costs = self.books, [value * bits for bits in self.bits]
-        books = Codebooks(books.shape, books.order, books.turn, books.entries, costs)
-        return matrix_of(self.new, books), replace(CODE, block_size=self.config.block_size)
+        books = Codebooks(books.shape, books.order, books.rotation, books.entries, costs)
+        return matrix_of(self.new, books), replace(CODE_CONFIG, block_size=self.config.block_size)
 
     def own(self) -> dict[str, Tensor]:
         names = ["order", "sizes", *(["turn"] if self.config.rotations else [])]
@@ -49,5 +54,5 @@ class PQGrowth(Growth):
         return super().stored - {CODES + "centroids"}
 
     def values(self) -> Sequence[float]:
-        least = self.config.rate_weight
-        return [least, *WEIGHTS[least < WEIGHTS].tolist()]
+        recorded = self.config.rate_weight
+        return [recorded, *RATE_WEIGHTS[recorded < RATE_WEIGHTS].tolist()]

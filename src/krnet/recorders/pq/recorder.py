@@ -1,16 +1,18 @@
-"""Product quantisation: each position of a map is a vector of channels, cut into parts; a part is stored as a code.
+"""Product quantisation: cut the channels at each position of a map into parts, and store each part as a code.
 
     x (C, h, w) in [0, 1] -> h w positions of C channels -> parts -> nearest of 2^bits entries -> code -> ANS
-    ids -> codes -> entries, put together again -> x
+    ids -> codes -> entries of all parts, joined -> x
 
-Jégou et al. 2011; where bits have a price, codes go to entries that are likely as well as near: Chou et al. 1989
-(entropy-constrained vector quantisation, `rate_weight`). A part holds channels that are alike, and all channels are
-rotated so that parts lose the least (OPQ, Ge et al. 2013, non-parametric; ours starts from the order by likeness, and
-its codebooks have at most 256 entries). Each part has entropy tables of its own, which positions that are alike share.
-The entries are coded, too: rounded so finely that it adds half a percent to the error.
+Jégou et al., "Product quantization for nearest neighbor search" (2011). What we add:
 
-The rotation is found by taking turns with k-means. The closed form of the same paper, principal axes spread by
-eigenvalue, did worse than none in a trial on maps after a ReLU: it mixes channels that are zero together.
+- With `rate_weight` above 0 the code minimises squared error + rate_weight * bits (Chou et al. 1989,
+  entropy-constrained vector quantisation).
+- A part holds correlated channels, and the channels are rotated to minimise the error (Ge et al. 2013,
+  non-parametric OPQ; ours starts from that order of channels, with codebooks of at most 256 entries). OPQ's closed
+  form, principal axes spread by eigenvalue, did worse than no rotation on maps after a ReLU: it mixes channels that
+  are zero together.
+- Each part has entropy tables of its own, shared by positions with similar frequencies.
+- The entries are quantised and entropy-coded, too; their rounding adds half a percent to the error.
 """
 
 from __future__ import annotations
@@ -33,14 +35,14 @@ from krnet.features.samples import Samples
 from krnet.io.archive import TensorStore
 from krnet.recorders.base import Content, Job, Recorder, Stored, register
 from krnet.recorders.basis import CodedReplayer
-from krnet.recorders.pq.books import MAX_BITS, Codebooks, PQConfig, part_widths, resolved
+from krnet.recorders.pq.books import MAX_BITS, Codebooks, PQConfig, part_widths, resolve_settings
 from krnet.recorders.pq.budget import likely_bytes, search_settings
-from krnet.recorders.pq.codes import CODE, CODES, ENTRIES, stored_tensors, whole_plan
+from krnet.recorders.pq.codes import CODE_CONFIG, CODES, ENTRIES, stored_tensors, whole_plan
 from krnet.recorders.pq.growth import PQGrowth
 
 
 class WithoutCentroids:
-    """A store of coded numbers that are read back as they are: their centroids are all 0, and not in the file."""
+    """A store whose codes get centroids of 0, which are not in the file: codes are read back as whole numbers."""
 
     def __init__(self, store: TensorStore):
         self.store = store
@@ -62,23 +64,23 @@ class PQRecorder(Recorder):
     def fit(self, job: Job) -> Content:
         if job.start is not None:
             return PQGrowth(job, self).fit(job.settings)
-        config = resolved(job, from_dict(PQConfig, job.settings))
+        config = resolve_settings(job, from_dict(PQConfig, job.settings))
         started = time.perf_counter()
         with exact_math(), torch.inference_mode():
             plan = whole_plan(job, config)
         tables, values = plan.tables, plan.codes.values.reshape(len(job.source), -1)
-        step = config.block_size * max(1, CHUNK_BYTES // (4 * values.shape[1] * config.block_size))
-        parts = (values[begin : begin + step] for begin in range(0, len(values), step))
-        blocks = pack(tables, parts, config.block_size)
+        chunk_rows = config.block_size * max(1, CHUNK_BYTES // (4 * values.shape[1] * config.block_size))
+        chunks = (values[begin : begin + chunk_rows] for begin in range(0, len(values), chunk_rows))
+        blocks = pack(tables, chunks, config.block_size)
         coded = CodedMatrix(blocks, np.zeros(0, np.int8)).tensors(CODES)
         del coded[CODES + "centroids"]
-        tensors = {"low": job.stats.low, "high": job.stats.high, **plan.own, **coded}
+        tensors = {"low": job.stats.low, "high": job.stats.high, **plan.book_tensors, **coded}
         return Content(tensors=tensors, settings=asdict(plan.config), seconds=time.perf_counter() - started)
 
     def for_budget(self, job: Job, budget: int) -> dict[str, Any]:
-        """Parts and bits from a few samples, then the price of a bit from all of them. On a CPU fewer are tried.
+        """Choose parts and bits on a few samples, then the rate weight on all. A CPU tries fewer of them than a GPU.
 
-        A recording that grows keeps its codebooks; the codes of new samples may go by another price.
+        A recording that grows keeps its codebooks; only the rate weight of new samples may differ.
         """
         if job.start is not None:
             return PQGrowth(job, self).for_budget(budget)
@@ -117,13 +119,15 @@ class PQRecorder(Recorder):
         reader = MatrixReader(coded, CodedConfig(step=step, block_size=MAX_BLOCK), device)
         matrix = reader.read(torch.arange(int(num_entries.max())))
         parts = zip(matrix.split(widths, dim=1), num_entries.tolist())
-        turn = store.tensor("turn", shape=(shape[0],) * 2, dtype=torch.float16).to(device) if config.rotations else None
-        books = Codebooks(shape, order.to(device), turn, [part[:size].contiguous() for part, size in parts])
+        rotation = (
+            store.tensor("turn", shape=(shape[0],) * 2, dtype=torch.float16).to(device) if config.rotations else None
+        )
+        books = Codebooks(shape, order.to(device), rotation, [part[:size].contiguous() for part, size in parts])
         codes = CodedMatrix.load(
             WithoutCentroids(store), CODES, samples.num_samples, books.num_columns, config.block_size
         )
         tables = codes.blocks.tables
-        last = (tables.first.astype(np.int64) + tables.sizes)[tables.column]  # of each column, and one more
-        if tables.first.min() < 0 or (last > num_entries.repeat_interleave(books.num_positions).numpy()).any():
+        code_ends = (tables.first.astype(np.int64) + tables.sizes)[tables.column]  # (columns,) largest code + 1
+        if tables.first.min() < 0 or (code_ends > num_entries.repeat_interleave(books.num_positions).numpy()).any():
             raise NotARecordingError(f"the tables have codes that no codebook has. {RESTORE}")
-        return CodedReplayer(MatrixReader(codes, CODE, device), books, samples, low, high)
+        return CodedReplayer(MatrixReader(codes, CODE_CONFIG, device), books, samples, low, high)
