@@ -11,15 +11,17 @@ VENV_PYTHON := .venv/bin/python
 # moved or copied together with its .venv is installed again.
 STAMP := .venv/.installed-$(shell pwd | cksum | cut -d' ' -f1)
 
-.PHONY: help setup demo test lint clean
+.PHONY: help setup demo test test-slow test-gpu lint clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo   learn digits task after task, KRIL against its bounds; writes demo/"
-	@echo "make test   run the test suite (ARGS=... goes to pytest)"
-	@echo "make lint   ruff and mypy"
-	@echo "make setup  only make .venv and install into it"
-	@echo "make clean  remove caches, builds and demo/; .venv stays"
+	@echo "make demo       learn digits task after task, KRIL against its bounds; writes demo/"
+	@echo "make test       run the test suite (ARGS=... goes to pytest)"
+	@echo "make test-slow  the tests that it leaves out: kernels compiled for the CPU, long fits, much memory"
+	@echo "make test-gpu   the tests that need a GPU; a row in the ledger says how they ended"
+	@echo "make lint       ruff and mypy"
+	@echo "make setup      only make .venv and install into it"
+	@echo "make clean      remove caches, builds and demo/; .venv stays"
 
 setup: $(STAMP)
 
@@ -28,6 +30,13 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(VENV_PYTHON) -m pytest -n auto --dist loadfile $(ARGS)
+
+test-slow: $(STAMP)
+	$(VENV_PYTHON) -m pytest -n auto --dist loadfile -m slow $(ARGS)
+
+# One process: tests that measure a GPU's memory would see each other's.
+test-gpu: $(STAMP)
+	$(VENV_PYTHON) tools/test_gpu.py $(ARGS)
 
 lint: $(STAMP)
 	$(VENV_PYTHON) -m ruff check .

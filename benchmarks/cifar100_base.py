@@ -1,12 +1,14 @@
-"""Train ResNet-32 on the base task of CIFAR-100 and write the feature maps that recordings are measured on.
+"""Train ResNet-32 on the base task of CIFAR-100 and write its feature maps, on which the other benchmarks record.
 
     cifar-100-python/ -> ResNet-32, 160 epochs -> trunk F1 (23 layers) -> base/features.npy (25000, 64, 8, 8)
                                                   head F2 ( 9 layers) -> base/network.safetensors
-                         the images themselves                        -> base/images.npy (25000, 32, 32, 3)
+                         images                                       -> base/images.npy (25000, 32, 32, 3)
+                         labels 0..49                                 -> base/labels.npy (25000,)
 
-The first 50 classes of the order drawn with seed 1993 (68, 56, 78, 8, ...), as LUCIR. Settings of the KRNet paper:
-SGD 0.1 (x 0.1 at epochs 80 and 120), momentum 0.9, weight decay 5e-4, batch 128, pad-4 crop and flip.
-Expect about 76.8 % and under two minutes on an H200; --epochs 1 --limit 2000 tries it on a CPU.
+The base task is the first 50 classes of LUCIR's order, drawn with seed 1993 (68, 56, 78, 8, ...). Settings of the KRNet
+paper: SGD with learning rate 0.1 (x 0.1 at epochs 80 and 120), momentum 0.9, weight decay 5e-4, batch 128, pad-4 crop
+and flip. Expect a test accuracy of about 76.8 % in under two minutes on an H200. --epochs 1 --limit 2000 is a trial run
+on a CPU.
 
     python benchmarks/cifar100_base.py --data-dir DIR --out runs/base
 """
@@ -30,7 +32,7 @@ MEAN, STD = (0.5071, 0.4866, 0.4409), (0.2009, 0.1984, 0.2023)
 
 
 class NumpyOnly(pickle.Unpickler):
-    """Admits what the publisher's files need, an array and its type, and nothing that could run."""
+    """Unpickle arrays and their types, which the publisher's files need, and refuse everything that could run code."""
 
     ALLOWED = ("_reconstruct", "ndarray", "dtype", "_frombuffer", "encode")
 
@@ -41,6 +43,7 @@ class NumpyOnly(pickle.Unpickler):
 
 
 def load_split(folder, split, classes):
+    """Return images (N, 3, 32, 32) uint8 of the given classes, and their places in `classes` as labels (N,)."""
     with open(Path(folder) / "cifar-100-python" / split, "rb") as file:
         record = NumpyOnly(file, encoding="bytes").load()
     images = torch.from_numpy(np.asarray(record[b"data"])).reshape(-1, 3, 32, 32)
@@ -59,7 +62,7 @@ class Block(nn.Module):
         self.conv2 = nn.Conv2d(c_out, c_out, 3, 1, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(c_out)
         self.shortcut = nn.Identity()
-        if stride != 1 or c_in != c_out:  # option B
+        if stride != 1 or c_in != c_out:  # option B of the ResNet paper: a projection
             self.shortcut = nn.Sequential(nn.Conv2d(c_in, c_out, 1, stride, bias=False), nn.BatchNorm2d(c_out))
 
     def forward(self, x):
@@ -68,7 +71,7 @@ class Block(nn.Module):
 
 
 def resnet32(num_classes, cut=11):
-    """Trunk F1 (stem and the first `cut` basic blocks) and head F2 (the rest)."""
+    """Return the trunk F1 (stem and the first `cut` basic blocks) and the head F2 (the rest)."""
     widths = [16] * 5 + [32] * 5 + [64] * 5
     stem = nn.Sequential(nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
     blocks, last = [], 16
@@ -84,12 +87,12 @@ def resnet32(num_classes, cut=11):
 
 
 def standardise(images):
-    # Channel by channel with plain numbers: a tensor of constants could not be made inside a CUDA graph.
+    # Channel by channel with plain numbers: a CUDA graph cannot create a tensor of constants.
     return torch.stack([(images[:, c].float() / 255 - MEAN[c]) / STD[c] for c in range(3)], dim=1)
 
 
 def augment(images):
-    """Pad-4 random crop and flip of a uint8 batch by one gather, so it can sit inside a CUDA graph."""
+    """Crop (after padding by 4) and flip a uint8 batch at random, by one gather, which a CUDA graph can hold."""
     b, device = len(images), images.device
     padded = F.pad(images, (4, 4, 4, 4))
     dy, dx = torch.randint(0, 9, (2, b, 1), device=device)
@@ -116,8 +119,8 @@ def train(trunk, head, images, labels, epochs, batch, device):
         optimizer.step()
         loss.copy_(out.detach())
 
-    def captured():
-        # One graph per learning rate: the rate is baked into the graph's optimizer kernels.
+    def capture():
+        # Captured again for each learning rate, which is a constant in the graph.
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         saved = {k: v.clone() for k, v in net.state_dict().items()}
@@ -132,11 +135,11 @@ def train(trunk, head, images, labels, epochs, batch, device):
         net.load_state_dict(saved)
         return graph.replay
 
-    run = captured() if cuda else step
+    run = capture() if cuda else step
     for epoch in range(epochs):
         if epoch in (epochs // 2, epochs * 3 // 4):
             optimizer.param_groups[0]["lr"] *= 0.1
-            run = captured() if cuda else step
+            run = capture() if cuda else step
         order = torch.randperm(len(images), device=device)
         for start in range(0, len(order) - batch + 1, batch):
             ids.copy_(order[start : start + batch])
@@ -156,15 +159,15 @@ def apply_in_batches(module, x, batch=1000):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--epochs", type=int, default=160)
-    parser.add_argument("--limit", type=int, help="use only so many images, for training and for testing")
-    parser.add_argument("--network", type=Path, help="skip the training: read this network.safetensors")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--data-dir", required=True, help="folder that holds cifar-100-python/")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write to")
+    parser.add_argument("--epochs", type=int, default=160, help="epochs of the training (%(default)s)")
+    parser.add_argument("--limit", type=int, help="number of training and of test images (all)")
+    parser.add_argument("--network", type=Path, help="network.safetensors to read instead of training (none)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and batches (%(default)s)")
     args = parser.parse_args()
 
-    ledger.commit()  # of the code that runs, not of what it has become by the end
+    ledger.commit()  # looked up now: the source may change before the run ends
     torch.manual_seed(args.seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False

@@ -1,9 +1,14 @@
-"""What a recording loses that takes up new samples again and again: grown, made anew from its replays, made at once.
+"""Measure how much quality a recording loses when it takes up new samples again and again.
 
-    features, class by class -> the first classes -> recording -> + a few classes -> recording -> ... -> R2 of all
+    features, class by class -> recording of the first classes -> + a few classes -> recording -> ... -> R2 of all
 
-Grown, samples that are held stay as they are (`start=`); anew, every recording learns from the replays of the last one
-and the new features, as KRIL's recorders do where they do not grow. All three keep the same budget in the end.
+Three ways are compared; all end with the same number of bytes:
+    once    all samples are recorded at once
+    grown   each recording starts from the last one (`start=`), whose samples keep their replays
+    anew    each recording is fitted to the replays of the last one and the new features, as KRIL does with a recorder
+            that cannot grow
+
+Writes a ledger row.
 
     python benchmarks/growing.py runs/base --recorder pca --budget 3.3MB
 """
@@ -30,19 +35,23 @@ from krnet.recorders.base import get_recorder
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("base", type=Path, help="folder written by cifar100_base.py")
-    parser.add_argument("--recorder", default="krnet")
-    parser.add_argument("--budget", type=parse_size, default=3_300_000)
-    parser.add_argument("--first", type=int, default=25, help="classes of the first recording")
-    parser.add_argument("--more", type=int, default=5, help="classes that each later one takes up")
-    parser.add_argument("--iterations", type=int, help="of the first fit; later ones in proportion to their samples")
-    parser.add_argument("--device")
+    parser.add_argument("--recorder", default="krnet", help="way to store the features; it must grow (%(default)s)")
+    parser.add_argument("--budget", type=parse_size, default=3_300_000, help="largest final file (3.3MB)")
+    parser.add_argument("--first", type=int, default=25, help="classes of the first recording (%(default)s)")
+    parser.add_argument("--more", type=int, default=5, help="classes added to each later recording (%(default)s)")
+    parser.add_argument(
+        "--iterations",
+        type=int,
+        help="updates of the first fit; later fits get a number in proportion to their samples (the schedule's)",
+    )
+    parser.add_argument("--device", help="cpu, cuda or cuda:N (cuda if there is one)")
     args = parser.parse_args()
-    ledger.commit()
+    ledger.commit()  # looked up now: the source may change before the run ends
     labels = torch.from_numpy(np.load(args.base / "labels.npy"))
     order = labels.argsort(stable=True)
     features, labels = torch.from_numpy(np.load(args.base / "features.npy"))[order], labels[order]
     counts = torch.bincount(labels)
-    ends = counts.cumsum(0)[args.first - 1 :: args.more].tolist()  # samples that each recording holds
+    ends = counts.cumsum(0)[args.first - 1 :: args.more].tolist()  # number of samples in each recording
     assert ends[-1] == len(labels), f"{len(counts)} classes are not {args.first} and a multiple of {args.more}"
     stats = scan(open_features(features))
     started = time.perf_counter()
@@ -51,7 +60,7 @@ def main():
         return fidelity(lambda ids: replays[ids], open_features(features), stats).r2
 
     def record(values, path, budget, share=1.0, **options):
-        if args.iterations and get_recorder(args.recorder).takes_head:
+        if args.iterations and get_recorder(args.recorder).trains:
             options["iterations"] = max(1, round(share * args.iterations))
         return krnet.record(
             values, labels[: len(values)], recorder=args.recorder, budget=budget, out=path, device=args.device,
@@ -67,8 +76,8 @@ def main():
             last = Path(folder) / f"{before}.krn"
             paths[1].rename(last)
             size = last.stat().st_size
-            share = size + (args.budget - size) * (end - before) // (len(labels) - before)
-            grown = record(features[:end], paths[1], share, (end - before) / ends[0], start=last)
+            budget = size + (args.budget - size) * (end - before) // (len(labels) - before)
+            grown = record(features[:end], paths[1], budget, (end - before) / ends[0], start=last)
         found["grown_r2"] = r2(grown.replay(torch.arange(len(labels))))
         print(found, file=sys.stderr, flush=True)
         values = features[: ends[0]]

@@ -1,9 +1,9 @@
-"""The fused kernels by themselves, on a GPU: microseconds forward and backward, and what memory alone would take.
+"""Time each fused kernel on a GPU, forward and backward, beside the time that its memory traffic alone would take.
 
     python benchmarks/kernels.py [--preset cifar100]
 
-Each is measured many times in one CUDA graph, so that launching costs nothing, on the same tensors, so that small ones
-stay in the cache. Prints only; benchmarks/profile.md keeps what was learned from it.
+A CUDA graph runs each kernel many times, so that launches cost nothing. All runs use the same tensors, so small ones
+stay in the cache. Prints microseconds and writes nothing; benchmarks/profile.md holds the findings.
 """
 
 import argparse
@@ -11,13 +11,14 @@ import time
 
 import torch
 
-from krnet.bench.speed import timed
+from krnet.bench.speed import seconds_per_call
 from krnet.device import pick_device
 from krnet.nn.cuda import kernels
 
-BYTES_PER_SECOND = 4.3e12  # of an H200
+BYTES_PER_SECOND = 4.3e12  # memory bandwidth of an H200
 BATCH, GROUPS, EPS, SLOPE, REPEATS = 1000, 2, 1e-5, 1e-4, 20
-# FC layers (inputs, outputs as maps), vectors after the others, units, maps after full convolutions.
+# fc: inputs of the last FC layer, and its outputs as a map; vectors: lengths of the other normed vectors;
+# unit: map of a depthwise unit; maps: map after a full convolution.
 PRESETS = {
     "cifar100": {"fc": (1024, (512, 8, 8)), "vectors": (512, 1024), "unit": (512, 8, 8), "maps": (64, 8, 8)},
     "imagenet": {"fc": (1536, (1024, 8, 8)), "vectors": (512, 1536), "unit": (1024, 8, 8), "maps": (256, 16, 16)},
@@ -34,25 +35,25 @@ def microseconds(run, device):
     with torch.cuda.graph(graph):
         for _ in range(REPEATS):
             run()
-    return 1e6 * timed(graph.replay, device, 0.1) / REPEATS
+    return 1e6 * seconds_per_call(graph.replay, device, 0.1) / REPEATS
 
 
-def show(name, device, forward, backward, floors):
-    """`floors`: bytes that forward and backward must move."""
+def show(name, device, forward, backward, min_bytes):
+    """Print the times of a kernel; `min_bytes`: bytes that forward and backward must move."""
     started = time.perf_counter()
-    made = forward()
-    backward(*made)
+    outputs = forward()
+    backward(*outputs)
     torch.cuda.synchronize(device)
     ready_s = time.perf_counter() - started
-    times = [microseconds(run, device) for run in (forward, lambda: backward(*made))]
-    memory = [1e6 * size / BYTES_PER_SECOND for size in floors]
-    found = " + ".join(f"{found:.1f} (memory alone {least:.1f})" for found, least in zip(times, memory))
-    print(f"{name}: {found} us, compiled in {ready_s:.2f} s", flush=True)
+    times_us = [microseconds(run, device) for run in (forward, lambda: backward(*outputs))]
+    memory_us = [1e6 * size / BYTES_PER_SECOND for size in min_bytes]
+    text = " + ".join(f"{time_us:.1f} (memory alone {least:.1f})" for time_us, least in zip(times_us, memory_us))
+    print(f"{name}: {text} us, compiled in {ready_s:.2f} s", flush=True)
 
 
 def tensors(shape, device, number):
-    made = [torch.randn(BATCH, *shape, device=device, dtype=torch.bfloat16) for _ in range(number)]
-    return [value.contiguous(memory_format=torch.channels_last) for value in made]
+    values = [torch.randn(BATCH, *shape, device=device, dtype=torch.bfloat16) for _ in range(number)]
+    return [value.contiguous(memory_format=torch.channels_last) for value in values]
 
 
 def show_norm(shape, device, with_skip=False, element=False):
@@ -83,7 +84,7 @@ def show_unit(shape, device, with_skip):
 
 
 def show_rows(inputs, shape, device):
-    """Weights to bf16 and the order of a map; their gradient back. And the sums of the gradients of so many scales."""
+    """Time two things: an FC weight to bf16 in the order of a map, with its gradient back; and sums over rows."""
     area = shape[1] * shape[2]
     weight = torch.randn(shape[0], area, inputs, device=device)
     show(
@@ -93,16 +94,24 @@ def show_rows(inputs, shape, device):
         lambda rows: kernels.swap_rows(rows, torch.float32),
         [1.5 * weight.nbytes] * 2,
     )
-    for parts in (torch.randn(132, kernels.SUMS * shape[0], device=device), torch.randn(66, 2, area * shape[0])):
+    for parts in (
+        torch.randn(132, kernels.UNIT_PARAMETERS * shape[0], device=device),
+        torch.randn(66, 2, area * shape[0]),
+    ):
         parts = parts.to(device)
-        mine, torchs = (microseconds(run, device) for run in (lambda: kernels.column_sums(parts), lambda: parts.sum(0)))
+        ours_us, torch_us = (
+            microseconds(run, device) for run in (lambda: kernels.column_sums(parts), lambda: parts.sum(0))
+        )
         least = 1e6 * parts.nbytes / BYTES_PER_SECOND
-        print(f"sums of {tuple(parts.shape)}: {mine:.1f} us, torch {torchs:.1f} (memory alone {least:.1f})", flush=True)
+        print(
+            f"sums of {tuple(parts.shape)}: {ours_us:.1f} us, torch {torch_us:.1f} (memory alone {least:.1f})",
+            flush=True,
+        )
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", default="cifar100", choices=PRESETS)
+    parser.add_argument("--preset", default="cifar100", choices=PRESETS, help="sizes of the network (%(default)s)")
     sizes = PRESETS[parser.parse_args().preset]
     device = pick_device("cuda")
     with torch.cuda.device(device):

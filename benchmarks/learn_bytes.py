@@ -1,17 +1,19 @@
-"""Last accuracy against stored bytes: KRIL with every recorder, and exemplar methods, at the same budgets.
+"""Measure last accuracy against stored bytes: KRIL with every recorder, and exemplar methods, at the same budgets.
 
-    methods x budgets -> krnet.learning.learn, base task trained once -> OUT/POINT/run.json -> a row of the ledger each
-    rows of recipes learn and learn-bytes, newest first -> a table on stdout, OUT/bytes.png
+    methods x budgets -> krnet.learn, the base task trained once -> OUT/POINT/run.json and a ledger row per point
+    ledger rows of recipes learn and learn-bytes -> plot_bytes.py -> a table on stdout, OUT/bytes.png
 
     python benchmarks/learn_bytes.py --data cifar100 --data-dir DIR --out runs/bytes --jobs 4
     python benchmarks/learn_bytes.py --data cifar100 --draw-only results/ledger.jsonl -o bytes.png
 
 A method is NAME[:RECORDER][:SETTING=VALUE]...[@BUDGET]: kril:pca, kril:krnet:kr2=false, lucir@6.16MB. It is learned at
-every one of --budgets, at its own after @, or once without any: @none (kril:raw@none), and where it has no such setting
-(finetune, joint). A budget bounds all that is stored when the last task is learned, the current classifier aside.
+each of --budgets, or at the budget after @. It is learned once, without a budget, after @none (kril:raw@none) and if it
+has no such setting (finetune, joint). A budget limits the bytes that are stored after the last task, without the
+current classifier.
 
-A point that is finished is not learned again, one that was killed goes on, and one that fails leaves a row with its
-error. Exemplars are as many for each class: 1.54, 3.08, 6.16 and 12.31 MB hold just 5, 10, 20 and 40 CIFAR images.
+A point is one method at one budget. A finished point is not learned again, a killed one continues, and one that fails
+leaves a row with its error. Exemplar methods keep the same number of images of each class: 1.54, 3.08, 6.16 and
+12.31 MB are 5, 10, 20 and 40 CIFAR images per class.
 """
 
 from __future__ import annotations
@@ -33,14 +35,15 @@ from typing import Any, TextIO
 
 import plot_bytes
 
-from krnet import data, protocol
-from krnet import task_loop as learning
+from krnet import data, task_loop
 from krnet.config import format_size, parse_setting, parse_size, parse_sizes, unknown_setting
+from krnet.data import protocol
 from krnet.data.dataset import DataSet
 from krnet.device import pick_device
 from krnet.errors import KrnetError, SettingError
 from krnet.io import ledger
 from krnet.learners import base
+from krnet.learners.settings import settings_of
 
 RECIPE = "learn-bytes"
 BUDGETS = "1.54MB,3.08MB,6.16MB,12.31MB"
@@ -49,7 +52,7 @@ METHODS = "kril:krnet,kril:pca,kril:quantized,kril:transform,kril:pq,kril:autoen
 
 @dataclass(frozen=True)
 class Point:
-    """A method with settings of its own, at one budget or without."""
+    """A method with given settings, at one budget or without a budget."""
 
     method: str
     settings: dict[str, Any]
@@ -57,19 +60,22 @@ class Point:
 
     @property
     def name(self) -> str:
-        own = {k: v for k, v in self.settings.items() if k != "recorder"}
-        parts = [self.method, self.settings.get("recorder"), *(f"{name}={value}" for name, value in own.items())]
+        others = {k: v for k, v in self.settings.items() if k != "recorder"}
+        parts = [self.method, self.settings.get("recorder"), *(f"{name}={value}" for name, value in others.items())]
         return ":".join(part for part in parts if part) + (
             "" if self.budget is None else f"@{format_size(self.budget)}"
         )
 
 
 def parse_points(methods: str, budgets: Sequence[int]) -> list[Point]:
-    """Those without a budget first, then budget after budget: what is there when time runs out can be compared."""
-    found = []
+    """Read the methods; points without a budget come first, then budget after budget.
+
+    In this order the points that are finished when time runs out can be compared.
+    """
+    points = []
     for text in filter(None, (part.strip() for part in methods.split(","))):
-        described, at, own = text.partition("@")
-        name, *parts = described.split(":")
+        description, at, budget = text.partition("@")
+        name, *parts = description.split(":")
         known = {field.name for field in fields(base.get_learner(name).config_class)}
         if parts and "=" not in parts[0] and "recorder" in known:
             parts[0] = f"recorder={parts[0]}"
@@ -80,22 +86,22 @@ def parse_points(methods: str, budgets: Sequence[int]) -> list[Point]:
         for setting in settings:
             if setting not in known - {"budget"}:
                 raise unknown_setting(setting, known - {"budget"})
-        if own == "none" or ("budget" not in known and not at):
+        if budget == "none" or ("budget" not in known and not at):
             sizes: list[int | None] = [None]
         elif "budget" not in known:
-            raise SettingError(f"method {text!r}: {name} has no budget; leave {at}{own} out")
+            raise SettingError(f"method {text!r}: {name} has no budget; leave {at}{budget} out")
         else:
-            sizes = [parse_size(own, f"budget of {described}")] if at else [*budgets]
-        found += [Point(name, settings, size) for size in sizes]
-    if not found:
+            sizes = [parse_size(budget, f"budget of {description}")] if at else [*budgets]
+        points += [Point(name, settings, size) for size in sizes]
+    if not points:
         raise SettingError(f"methods is {methods!r}; expected names such as kril:krnet,lucir")
-    unique = [point for place, point in enumerate(found) if point not in found[:place]]
+    unique = [point for place, point in enumerate(points) if point not in points[:place]]
     return sorted(unique, key=lambda point: point.budget or 0)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What all points have in common."""
+    """The inputs that all points share."""
 
     data: str
     data_dir: Path | None
@@ -106,7 +112,7 @@ class Plan:
     device: str | None
     out: Path
     given: dict[str, dict[str, Any]]
-    """Settings by method, under those of a point."""
+    """Settings by method; the settings of a point replace them."""
 
     def load(self) -> tuple[DataSet, protocol.TaskSplit]:
         images = load_data(self.data, self.data_dir)
@@ -120,12 +126,12 @@ class Plan:
         return {**self.given[point.method], **point.settings, **budget}
 
     def folder(self, point: Point) -> Path:
-        """Other settings, another folder: nothing that was learned is ever taken for something else."""
+        """Name the folder by a digest of everything that changes the result, so that no two points share one."""
         images, split = self.load()
         config = base.plain_settings(base.make_config(base.get_learner(point.method), self.settings(point)))
         kind = pick_device(self.device).type
-        whole = [config, images.digest, split.hash, [len(c) for c in split.tasks], self.seed, kind]
-        digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:8]
+        identity = [config, images.digest, split.hash, [len(c) for c in split.tasks], self.seed, kind]
+        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
         return self.out / f"{re.sub('[:/ ]+', '-', point.name)}-{digest}"
 
 
@@ -134,17 +140,17 @@ def load_data(name: str, folder: Path | None) -> DataSet:
     return data.load(name, folder)
 
 
-class Watch(learning.SilentWatcher):
-    """A line per task on stderr; and one process at a time at the base task, which the others then find."""
+class Watch(task_loop.SilentWatcher):
+    """Print a line per task on stderr, and let one process at a time train a base task, which the others then read."""
 
     def __init__(self, name: str, lock: TextIO):
-        self.name, self.lock, self.begun = name, lock, False
+        self.name, self.lock, self.has_begun = name, lock, False
 
     def work(self, method, task, num_tasks, name, epochs=None):
         self.release()
-        if task == 0 and not self.begun:
+        if task == 0 and not self.has_begun:
             fcntl.flock(self.lock, fcntl.LOCK_EX)
-        self.begun = True
+        self.has_begun = True
 
     def accuracy(self, method, task, rows):
         self.release()
@@ -159,26 +165,26 @@ def say(text: str) -> None:
 
 
 def learn_point(plan: Plan, point: Point, command: str) -> None:
-    """The point and its row; an error becomes a row, too."""
+    """Learn a point and append its row; an error becomes a row too."""
     started = time.perf_counter()
     try:
         images, split = plan.load()
         folder, shared = plan.folder(point), plan.out / "shared"
         shared.mkdir(parents=True, exist_ok=True)
-        with open(shared / "lock", "w") as lock:  # let go when it is closed, or when this process dies
-            run = learning.learn(
+        with open(shared / "lock", "w") as lock:  # released when the file is closed or this process dies
+            run = task_loop.learn(
                 point.method, images, split, out=folder, settings=plan.settings(point), seed=plan.seed,
                 device=plan.device, resume=True, shared=shared, watcher=Watch(point.name, lock),
             )  # fmt: skip
-    except Exception as error:  # of one point: the others go on
+    except Exception as error:  # any error: the other points go on
         append_failure(plan, point, f"{type(error).__name__}: {error}", command, time.perf_counter() - started)
         return
     append_run(run, point.budget, command)
 
 
 def append_run(run: Mapping[str, Any], budget: int | None, command: str) -> None:
-    """A row, unless the ledger has it: a run that was killed just before it wrote its row gets it now."""
-    # No two runs take the same microseconds.
+    """Append a row, unless the ledger has it: a process may have been killed between its run and its row."""
+    # Times identify a run: no two runs take the same microseconds.
     if any(row["metrics"].get("task_seconds") == run["task_seconds"] for row in ledger.read()):
         return
     metrics = {k: v for k, v in run.items() if k not in ("settings", "versions", "class_order", "device", "seed")}
@@ -202,21 +208,21 @@ def append_failure(plan: Plan, point: Point, error: str, command: str, seconds: 
 
 
 def learn_points(plan: Plan, points: Sequence[Point], jobs: int) -> None:
-    """One after the other in this process, or so many processes at a time, each for one point."""
+    """Learn the points one after the other in this process, or in up to `jobs` processes, one per point."""
     command = ledger.command_line()
     numbered = [(f"[{number}/{len(points)}] {point.name}", point) for number, point in enumerate(points, 1)]
     waiting = []
     for name, point in numbered:
         try:
-            todo = not (plan.folder(point) / learning.RUN).exists()
-        except KrnetError:  # a setting that is refused: the row says so, and no process is needed for it
-            todo = False
-        if todo and jobs > 1:
+            is_missing = not (plan.folder(point) / task_loop.RUN_FILE).exists()
+        except KrnetError:  # a refused setting: learn_point appends a row that says so, without a process
+            is_missing = False
+        if is_missing and jobs > 1:
             waiting.append((name, point))
             continue
-        say(name if todo else f"{name}: nothing to learn")
+        say(name if is_missing else f"{name}: nothing to learn")
         learn_point(plan, point, command)
-    # Not forked: a process that has used a GPU or threads cannot be.
+    # Spawn, not fork: a process that has used a GPU or threads cannot be forked.
     spawn = multiprocessing.get_context("spawn")
     running: dict[Any, tuple[Any, Point, float]] = {}
     try:
@@ -240,24 +246,30 @@ def learn_points(plan: Plan, points: Sequence[Point], jobs: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="cifar100")
-    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--data", default="cifar100", help="data set, or folder of images (%(default)s)")
+    parser.add_argument("--data-dir", type=Path, help="folder of the data sets ($KRNET_DATA, or the user's cache)")
     parser.add_argument("--out", type=Path, default=Path("runs/bytes"), help="folder of all points (%(default)s)")
-    parser.add_argument("--budgets", default=BUDGETS, help="bytes stored in all (%(default)s)")
+    parser.add_argument("--budgets", default=BUDGETS, help="stored bytes after the last task (%(default)s)")
     parser.add_argument("--methods", default=METHODS, help="see above (%(default)s)")
-    parser.add_argument("--tasks", type=int, default=10, help="after the base task (%(default)s)")
-    parser.add_argument("--base-classes", type=int, help="classes of the base task; half of them by default")
-    parser.add_argument("--order", default="lucir1993")
-    parser.add_argument("--epochs", type=int, help="of every task; also draws only rows with as many")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="of all methods that have it")
-    parser.add_argument("--jobs", type=int, default=1, help="processes, a point each (%(default)s)")
-    parser.add_argument("--draw-only", nargs="*", type=Path, metavar="LEDGER", help="learn nothing; the rows of these")
-    parser.add_argument("-o", "--picture", type=Path, help="PNG to write; OUT/bytes.png by default")
+    parser.add_argument("--tasks", type=int, default=10, help="number of tasks after the base task (%(default)s)")
+    parser.add_argument("--base-classes", type=int, help="number of classes of the base task (half of all)")
+    parser.add_argument("--order", default="lucir1993", help="class order (%(default)s)")
+    parser.add_argument(
+        "--epochs", type=int, help="epochs of each task; also draws only rows with this number (the method's own)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and batches (%(default)s)")
+    parser.add_argument("--device", help="cpu, cuda or cuda:N (cuda if there is one)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting for every method that has it"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="number of processes, one per point (%(default)s)")
+    parser.add_argument(
+        "--draw-only", nargs="*", type=Path, metavar="LEDGER", help="learn nothing; draw the rows of these ledgers"
+    )
+    parser.add_argument("-o", "--picture", type=Path, help="PNG to write (OUT/bytes.png)")
     args = parser.parse_args()
-    ledger.commit()  # of the code that runs, not of what it has become by the end
-    name, order = args.data, args.order  # as rows have them
+    ledger.commit()  # looked up now: the source may change before the run ends
+    name, order = args.data, args.order  # the names in the rows
     try:
         if args.draw_only is None:
             points = parse_points(args.methods, parse_sizes(args.budgets))
@@ -265,12 +277,12 @@ def main() -> None:
             if "budget" in given:
                 raise SettingError("budget is set for all; give --budgets, or METHOD@BUDGET for one of its own")
             given |= {} if args.epochs is None else {"epochs": args.epochs, "base_epochs": args.epochs}
-            by_method = learning.settings_of(
+            by_method = settings_of(
                 list(dict.fromkeys(point.method for point in points)), given, load_data(args.data, args.data_dir)
             )
             plan = Plan(args.data, args.data_dir, args.order, args.tasks, args.base_classes, args.seed, args.device,
                         args.out, by_method)  # fmt: skip
-            images, split = plan.load()  # also finds a split that cannot be, before anything is learned
+            images, split = plan.load()  # refuses an impossible split before anything is learned
             name, order = images.name, split.order_name
             learn_points(plan, points, args.jobs)
         ledgers = args.draw_only or [ledger.default_path()]

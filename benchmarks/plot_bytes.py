@@ -1,9 +1,10 @@
-"""The figure and the table of learn_bytes.py: last accuracy against stored bytes, from rows of the ledger.
+"""Draw and print the results of learn_bytes.py: last accuracy against stored bytes, from ledger rows.
 
-    rows of one data set, class order and split -> choose_rows -> gather -> [Dot] -> draw, show
+    ledger rows -> choose_rows (one data set, class order and split) -> gather -> [Dot] -> draw (PNG), show (table)
 
-A point is the newest row of its series, budget and seed; seeds are averaged. What the numbers depend on (class order,
-seeds, epochs) stands below the figure, and settings that are not a method's own stand in the name of the series.
+A series is a method with a recorder and settings. A dot is a series at one budget: the newest row of each seed,
+averaged over seeds. The text below the figure names class order, seeds and epochs. Settings that differ from a method's
+defaults are part of the name of its series.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -22,29 +23,34 @@ from krnet.learners import base
 from krnet.report.figures import COLOURS
 
 RECIPES = ("learn", "learn-bytes")
-RECORDERS = ("krnet", "pca", "quantized", "transform", "pq", "autoencoder", "images", "raw")
+# Recorders of KRIL, and other methods, in the order of the table.
+KINDS = (
+    "krnet", "paper", "pca", "quantized", "transform", "pq", "autoencoder", "images", "raw", "lucir", "icarl",
+)  # fmt: skip
 TITLES = {"kril": "KRIL", "lucir": "LUCIR", "icarl": "iCaRL", "finetune": "fine-tuning", "joint": "all images"}
-COLOUR_OF = dict(zip([*RECORDERS, "lucir", "icarl"], COLOURS))
-# These follow from the data, and epochs are named below the figure; they tell series apart only where they differ.
-USUAL = frozenset({"backbone", "fixed_layers", "batch_size", "base_epochs", "epochs"})
-LOWEST = 0.5  # of the best accuracy: what is lower would squeeze the rest together, and is named below the figure
-BESIDE = frozenset({"recorder", "budget", "tasks", "data", "method"})
+COLOUR_OF = {"paper": COLOURS[10], **dict(zip([kind for kind in KINDS if kind != "paper"], COLOURS[:10]))}
+GREY = "0.35"  # the other methods
+# Settings that follow from the data, and epochs, which the caption names: a series is named by them only where its
+# method has rows with different values.
+DATA_SETTINGS = frozenset({"backbone", "fixed_layers", "batch_size", "base_epochs", "epochs"})
+SHOWN_ELSEWHERE = frozenset({"recorder", "budget", "tasks", "data", "method"})  # in the series' name, axis or heading
+MIN_SHARE = 0.5  # of the best accuracy; dots below it would squeeze the others together and are listed in the caption
 
 
 @dataclass(frozen=True, eq=False)
 class Dot:
-    """A method at a budget, over all seeds that have a row."""
+    """A series at one budget, averaged over seeds."""
 
     series: str
-    """Method, recorder, and settings that are not the usual."""
+    """Method, recorder, and settings that differ from the defaults."""
     colour: str
     dotted: bool
-    """The lesser of two ways: by other settings than the method's own, or iCaRL's classifier."""
+    """True for a second line of a method: other settings than its defaults, or iCaRL's classifier (cnn)."""
     budget: int | None
     rows: tuple[dict[str, Any], ...]
-    """One a seed, the newest; those that failed only where none did not."""
+    """The newest row of each seed; failed rows only if all failed."""
     row: str | None
-    """Of the two of a method with nme and cnn."""
+    """For iCaRL, which of its two predictions: nme or cnn."""
 
     @property
     def failed(self) -> bool:
@@ -64,7 +70,7 @@ class Dot:
 
     @property
     def average(self) -> float | None:
-        # Rows of joint that learned the last task only once had averages over tasks that were never learned.
+        # With only_last, joint learns the last task alone: the average in its row is of tasks that it did not learn.
         found = [None if row["settings"].get("only_last") else self._scores(row)["average"] for row in self.rows]
         return None if None in found else sum(100 * value for value in found) / len(found)
 
@@ -81,7 +87,7 @@ class Dot:
 def choose_rows(
     rows: Sequence[dict[str, Any]], name: str, order: str, tasks: int, base_classes: int | None, epochs: int | None
 ) -> list[dict[str, Any]]:
-    """Those of one data set, class order and split into tasks, the oldest first; rows of several splits are refused."""
+    """Return the rows of one data set, class order and task split, the oldest first; refuse rows of several splits."""
     chosen = []
     for row in rows:
         settings = row["settings"]
@@ -101,8 +107,15 @@ def choose_rows(
 
 
 def as_today(row: dict[str, Any]) -> dict[str, Any]:
-    """Settings of KRIL that by default follow from others stand in some rows as what they come to: None stands here."""
-    settings = dict(row["settings"])
+    """Convert the settings of a row to today's form, in which one name means one recorder.
+
+    Some rows hold the resolved value of a KRIL setting whose default is None; here they hold None again.
+    """
+    method, settings = row["metrics"]["method"], dict(row["settings"])
+    if method == "kril":  # the row of a failed point holds only the settings that were given
+        settings = {"recorder": "paper" if settings.get("budget") is None else "krnet", **settings}
+        settings.setdefault("recorder_settings", {})
+    settings = base.get_learner(method).config_class.renewed(settings)
     if settings.get("gamma") == 1e-3 and settings.get("recorder_schedule") == "fast":
         settings["gamma"] = None
     if settings.get("new_features") == ("flip" if settings.get("budget") is None else "replayed"):
@@ -111,103 +124,106 @@ def as_today(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def title(row: Mapping[str, Any]) -> str:
-    """The method, and the preset that its settings are those of: GFR own."""
+    """Return the method, with the preset that its settings contain: GFR own."""
     method, settings = row["metrics"]["method"], row["settings"]
     presets = [
-        k for k, v in base.get_learner(method).presets.items() if v and as_rows_have_it(v).items() <= settings.items()
+        k for k, v in base.get_learner(method).presets.items() if v and as_json_values(v).items() <= settings.items()
     ]
     return " ".join([TITLES.get(method, method.upper()), *presets])
 
 
-def as_rows_have_it(settings: Mapping[str, Any]) -> dict[str, Any]:
+def as_json_values(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn tuples into lists, as JSON does."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
 
 
 def defaults(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The method's own settings, or its preset's."""
+    """Return the default settings of the method, or of its preset."""
     learner = base.get_learner(row["metrics"]["method"])
-    usual = {field.name: field.default for field in fields(learner.config_class)}
+    own = {
+        f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(learner.config_class)
+    }
     preset = title(row).split(" ")[-1]
-    return as_rows_have_it(usual | dict(learner.presets.get(preset, {})))
+    return as_json_values(own | dict(learner.presets.get(preset, {})))
 
 
 def unusual(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that are not the method's own."""
-    own, known = {k: v for k, v in row["settings"].items() if k not in USUAL | BESIDE}, defaults(row)
+    """Return the settings that differ from the defaults."""
+    own, known = {k: v for k, v in row["settings"].items() if k not in DATA_SETTINGS | SHOWN_ELSEWHERE}, defaults(row)
     return {name: value for name, value in own.items() if name not in known or known[name] != value}
 
 
 def differing(rows: Sequence[Mapping[str, Any]]) -> dict[str, set[str]]:
-    """By title, the settings that need to be in the name of a series: unusual, and not the same in all its rows."""
+    """Return, by title, the settings that name a series: those that differ from the defaults and between its rows."""
     found: dict[str, set[str]] = {}
-    for name_of in {title(row) for row in rows}:
-        own = [row for row in rows if title(row) == name_of]
-        full = [defaults(row) | row["settings"] for row in own]  # an older row may lack a setting that is newer
-        names = {name for row in own for name in unusual(row)} | USUAL
-        found[name_of] = {name for name in names if len({json.dumps(settings.get(name)) for settings in full}) > 1}
+    for row_title in {title(row) for row in rows}:
+        own = [row for row in rows if title(row) == row_title]
+        full = [defaults(row) | row["settings"] for row in own]  # an older row may lack a newer setting
+        names = {name for row in own for name in unusual(row)} | DATA_SETTINGS
+        found[row_title] = {name for name in names if len({json.dumps(settings.get(name)) for settings in full}) > 1}
     return found
 
 
 def gather(rows: Sequence[dict[str, Any]]) -> list[Dot]:
-    """Rows, the oldest first, as points: of each series, budget and seed the newest that did not fail."""
-    told = differing(rows)
+    """Make dots of rows, which come oldest first: of each series, budget and seed the newest row that did not fail."""
+    naming = differing(rows)
     found: dict[tuple[str, int | None], dict[int, dict[str, Any]]] = {}
     for row in sorted(rows, key=lambda row: row["outcome"] == "ok"):
-        method, settings = row["metrics"]["method"], row["settings"]
-        kind = settings.get("recorder", getattr(base.get_learner(method).config_class, "recorder", None))
-        named = told[title(row)] & (USUAL & settings.keys() | unusual(row).keys())  # what is not named is the default
+        settings = row["settings"]
+        # A setting that the name lacks has its default.
+        named = naming[title(row)] & (DATA_SETTINGS & settings.keys() | unusual(row).keys())
         own = [f"{name}={settings[name]}" for name in sorted(named)]
-        series = ", ".join([" ".join(filter(None, [title(row), kind])), *own])
+        series = ", ".join([" ".join(filter(None, [title(row), settings.get("recorder")])), *own])
         found.setdefault((series, settings.get("budget")), {})[row["seed"]] = row
     dots = []
     for (series, budget), by_seed in found.items():
-        good = tuple(row for _, row in sorted(by_seed.items()) if row["outcome"] == "ok")
-        kept = good or tuple(by_seed.values())
-        method, both = kept[0]["metrics"]["method"], sorted(kept[0]["metrics"].get("rows", {}), reverse=True)
-        colour = COLOUR_OF.get(kept[0]["settings"].get("recorder", method), "0.35")
-        if method == "icarl" and good:
-            dots += [Dot(f"{series} ({r.upper()})", colour, r != "nme", budget, kept, r) for r in both]
+        succeeded = tuple(row for _, row in sorted(by_seed.items()) if row["outcome"] == "ok")
+        kept = succeeded or tuple(by_seed.values())
+        method, predictions = kept[0]["metrics"]["method"], sorted(kept[0]["metrics"].get("rows", {}), reverse=True)
+        colour = COLOUR_OF.get(kept[0]["settings"].get("recorder", method), GREY)
+        if method == "icarl" and succeeded:
+            dots += [Dot(f"{series} ({r.upper()})", colour, r != "nme", budget, kept, r) for r in predictions]
         else:
-            other = bool(told[title(kept[0])] & unusual(kept[0]).keys())
-            dots.append(Dot(series, colour, other, budget, kept, None))
-    places = [*COLOUR_OF.values(), "0.35"]
+            is_dotted = bool(naming[title(kept[0])] & unusual(kept[0]).keys())
+            dots.append(Dot(series, colour, is_dotted, budget, kept, None))
+    places = [*(COLOUR_OF[kind] for kind in KINDS), GREY]
     return sorted(dots, key=lambda dot: (places.index(dot.colour), dot.series, dot.budget is None, dot.budget or 0))
 
 
 def caption(dots: Sequence[Dot]) -> str:
-    """What the numbers depend on: class order, seeds, epochs."""
+    """Name what the numbers depend on: class order, seeds, epochs, settings that a method has in all its rows."""
     rows = [row for dot in dots for row in dot.rows]
     order = {row["class_order"] for row in rows}.pop()
     seeds = sorted({row["seed"] for row in rows})
     counts = sorted({len(dot.rows) for dot in dots})
     text = f"class order {order}; seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
     if len(seeds) > 1:
-        many = "–".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
-        text += f", {many} of them a point: mean, bars from worst to best"
+        counts_text = "–".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+        text += f", {counts_text} of them a point: mean, bars from worst to best"
     epochs: dict[str, list[str]] = {}
     unnamed = [dot for dot in dots if "epochs=" not in dot.series]
     for dot in unnamed:
         epochs.setdefault(dot.epochs, []).append(dot.series)
-    most = max(epochs, key=lambda text: len(epochs[text]), default=None)
-    others = [f"{number} of {', '.join(dict.fromkeys(names))}" for number, names in epochs.items() if number != most]
+    usual = max(epochs, key=lambda text: len(epochs[text]), default=None)
+    others = [f"{number} of {', '.join(dict.fromkeys(names))}" for number, names in epochs.items() if number != usual]
     where = "" if len(unnamed) == len(dots) else " where not named"
-    text += f"; epochs a task{where}: {'; '.join([most, *others])}" if most else ""
-    told, shared = differing(rows), {}
+    text += f"; epochs a task{where}: {'; '.join([usual, *others])}" if usual else ""
+    naming, shared = differing(rows), {}
     for row in rows:
-        own = [f"{name}={value}" for name, value in unusual(row).items() if name not in told[title(row)]]
+        own = [f"{name}={value}" for name, value in unusual(row).items() if name not in naming[title(row)]]
         shared[title(row)] = ", ".join(own)
     return "; ".join([text, *(f"{name} with {own}" for name, own in shared.items() if own)])
 
 
 def say_tasks(sizes: Sequence[int]) -> str:
-    """50 + 10 × 5"""
+    """Write the classes of each task as 50 + 10 × 5."""
     first, *later = sizes
     same = len(set(later)) == 1 and len(later) > 1
     return f"{first} + {len(later)} × {later[0]}" if same else " + ".join(map(str, sizes))
 
 
 def by_series(dots: Sequence[Dot]) -> dict[str, list[Dot]]:
-    """The fewest bytes first."""
+    """Group dots by series; the fewest bytes come first."""
     found: dict[str, list[Dot]] = {}
     for dot in sorted(dots, key=lambda dot: dot.bytes):
         found.setdefault(dot.series, []).append(dot)
@@ -215,7 +231,7 @@ def by_series(dots: Sequence[Dot]) -> dict[str, list[Dot]]:
 
 
 def say_sizes(dots: Sequence[Dot]) -> str:
-    """3.072–6.083 MB, the first and the last; or one of them"""
+    """Write the bytes of the first and the last dot as 3.072–6.083 MB, or as one number if they are equal."""
     first, last = (format_size(round(dot.bytes)) for dot in (dots[0], dots[-1]))
     if first == last:
         return first
@@ -223,27 +239,30 @@ def say_sizes(dots: Sequence[Dot]) -> str:
 
 
 def notes(dots: Sequence[Dot], shown: Sequence[Dot]) -> list[str]:
-    """Lines below the figure: the caption, and what is too low to be shown."""
+    """Return the lines below the figure: the caption, and the dots that are too low to be shown."""
     hollow = "; hollow: no budget" if any(dot.budget is None and dot.bytes for dot in shown) else ""
-    off = [
+    omitted = [
         f"{name} {', '.join(f'{dot.last:.1f}' for dot in points)} % ({say_sizes(points)})"
         for name, points in by_series([dot for dot in dots if dot not in shown]).items()
     ]
-    parts = [caption(dots) + hollow, *(["below the picture: " + "; ".join(off)] if off else [])]
+    parts = [caption(dots) + hollow, *(["below the picture: " + "; ".join(omitted)] if omitted else [])]
     return [line for part in parts for line in textwrap.wrap(part, 150)]
 
 
 def draw(path: Path, dots: Sequence[Dot]) -> None:
-    """Last accuracy over log bytes: points of a series joined, hollow without a budget, a level for no bytes."""
-    from matplotlib.figure import Figure  # half a second to import
+    """Draw last accuracy over log bytes.
+
+    A line joins the dots of a series. A hollow dot had no budget. A method that stores nothing is a horizontal line.
+    """
+    from matplotlib.figure import Figure  # here, because it takes half a second to import
 
     dots = [dot for dot in dots if not dot.failed]
     best = max(dot.last for dot in dots)
-    shown = [dot for dot in dots if dot.last >= best * LOWEST]
+    shown = [dot for dot in dots if dot.last >= best * MIN_SHARE]
     series, text = by_series(shown), notes(dots, shown)
     names = {name: f"{name}, {say_sizes(points)}" for name, points in series.items()}
 
-    # In inches: as large as what is written beside and below it asks for.
+    # In inches. The figure grows with the text beside and below the axes.
     left, bottom, wide, high = 0.85, 0.75 + 0.15 * len(text), 5.8, 4.3
     width = max(9.6, left + wide + 0.3 + 0.068 * max(map(len, names.values())))
     height = bottom + high + 0.55
@@ -296,7 +315,7 @@ def draw_series(axes: Any, points: Sequence[Dot]) -> None:
 
 
 def write_names(axes: Any, ends: Sequence[Dot], names: Mapping[str, str]) -> None:
-    """On the right, each with a line to the last point of its series."""
+    """Write each name at the right of the axes, with a line to the last dot of its series."""
     ends = sorted(ends, key=lambda dot: -dot.last)
     for place, dot in zip(spaced([dot.last for dot in ends], *axes.get_ylim()), ends):
         line = {"arrowstyle": "-", "color": dot.colour, "alpha": 0.35, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 0}
@@ -308,7 +327,7 @@ def write_names(axes: Any, ends: Sequence[Dot], names: Mapping[str, str]) -> Non
 
 
 def spaced(values: Sequence[float], bottom: float, top: float) -> list[float]:
-    """Places for names, the highest first: near their values, none over another, none below the bottom."""
+    """Return heights for names, the highest first: near their values, a step apart, and not below the bottom."""
     step = min(0.04, 1 / max(1, len(values))) * (top - bottom)
     places: list[float] = []
     for value in values:
@@ -319,24 +338,24 @@ def spaced(values: Sequence[float], bottom: float, top: float) -> list[float]:
 
 
 def show(dots: Sequence[Dot]) -> None:
-    """A table on stdout, a line for each point; then those that failed, and why."""
+    """Print a table with a line per dot, then the failed dots with their errors."""
     from rich.console import Console
     from rich.table import Table
 
-    good = [dot for dot in dots if not dot.failed]
-    settings = good[0].rows[0]["settings"]
-    print(f"{settings['data']}, {say_tasks(settings['tasks'])} classes; {caption(good)}")
+    succeeded = [dot for dot in dots if not dot.failed]
+    settings = succeeded[0].rows[0]["settings"]
+    print(f"{settings['data']}, {say_tasks(settings['tasks'])} classes; {caption(succeeded)}")
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("method")
     for name in ("budget", "stored MB", "last %", "average %", "seeds", "epochs"):
         table.add_column(name, justify="right")
-    for dot in good:
+    for dot in succeeded:
         over = " over" if dot.budget is not None and dot.bytes > dot.budget else ""
         table.add_row(
             dot.series, "-" if dot.budget is None else format_size(dot.budget), f"{dot.bytes / 1e6:,.3f}{over}",
             f"{dot.last:.2f}", "-" if dot.average is None else f"{dot.average:.2f}", str(len(dot.rows)), dot.epochs,
         )  # fmt: skip
-    width = Console(width=10_000).measure(table).maximum  # a narrow terminal then breaks lines, not numbers
+    width = Console(width=10_000).measure(table).maximum  # at full width: rich would cut numbers on a narrow terminal
     Console(width=width, highlight=False, markup=False).print(table)
     for dot in (dot for dot in dots if dot.failed):
         budget = "" if dot.budget is None else f" at {format_size(dot.budget)}"

@@ -1,8 +1,9 @@
-"""Draw R2 against iterations for the CIFAR-100 recordings in the ledger: docs/fit.png.
+"""Draw R2 against iterations of two CIFAR-100 fits of the paper's network, from the ledger: docs/fit.png.
 
 python benchmarks/plot_fit.py
 """
 
+import argparse
 from pathlib import Path
 
 import matplotlib
@@ -12,6 +13,8 @@ import matplotlib.pyplot as plt
 
 from krnet.io import ledger
 
+DEFAULT_OUT = Path(__file__).resolve().parent.parent / "docs" / "fit.png"
+# Recipe -> (title, colour).
 LINES = {
     "cifar100-default": ("default schedule (Muon + Adam), 6,000 iterations", "C0"),
     "cifar100-paper-setting": ("the paper's schedule (Adam), 40,000 iterations", "C1"),
@@ -19,7 +22,10 @@ LINES = {
 
 
 def main():
-    rows = {row["recipe"]: row for row in ledger.read() if row["outcome"] == "ok"}  # the latest of each
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", "--out", type=Path, default=DEFAULT_OUT, help="PNG to write (docs/fit.png)")
+    args = parser.parse_args()
+    rows = {row["recipe"]: row for row in ledger.read() if row["outcome"] == "ok"}  # the newest row of each recipe
     figure, axes = plt.subplots(figsize=(7, 3.6), dpi=150)
     for recipe, (title, colour) in LINES.items():
         metrics = rows[recipe]["metrics"]
@@ -34,9 +40,8 @@ def main():
     axes.legend(loc="lower right", fontsize=8)
     axes.grid(alpha=0.3)
     figure.tight_layout()
-    out = Path(__file__).resolve().parent.parent / "docs" / "fit.png"
-    figure.savefig(out)
-    print(out.name)
+    figure.savefig(args.out)
+    print(args.out.name)
 
 
 if __name__ == "__main__":

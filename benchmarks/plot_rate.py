@@ -1,9 +1,10 @@
-"""Draw bytes against R2 and replay accuracy from rows of the ledger that benchmarks/rate.py made, wherever it ran.
+"""Draw R2 and replay accuracy against bytes, from the ledger rows of benchmarks/rate.py.
 
-    results/ledger.jsonl (recipe rate) -> the longest fit of every recorder at every budget -> rate.png, a line each
+    results/ledger.jsonl (recipe rate) -> the longest fit of each recorder at each budget -> rate.png, a line per point
 
-Of fits as long as each other, the newest. Rows at fixed settings (--measured) and of experiments with a recorder's
-settings are left out; a width that was given is no experiment where today's code chooses the same.
+Of several fits of the same length the newest is drawn. Left out are rows at fixed settings (--measured) and rows of
+experiments: settings that are neither the recorder's defaults nor one of its variants. A given width (c1) of krnet is
+no experiment if a budget would choose the same width today.
 
     python benchmarks/plot_rate.py -o rate.png
 """
@@ -14,55 +15,59 @@ from pathlib import Path
 
 import numpy as np
 
-from krnet.config import parse_setting
+from krnet.config import series_name
 from krnet.recorders import base
-from krnet.recorders.compact.budget import WIDE, affordable
+from krnet.recorders.compact.budget import LONG_FIT_LIMITS, affordable_widths
 from krnet.recorders.compact.network import CompactConfig
-from krnet.report.figures import draw, series_name
+from krnet.report.figures import draw_rate
 
-ANY = 10**9  # the budget of rows at fixed settings
-NUM_SAMPLES, SHAPE = 25_000, (64, 8, 8)  # of the base task
-FULL = 10**9  # iterations of a fit that was not cut short
+NO_LIMIT_BYTES = 10**9  # the budget of rows at fixed settings
+NUM_SAMPLES, SHAPE = 25_000, (64, 8, 8)  # features of the base task
+FULL_LENGTH = 10**9  # stands for the iterations of a fit without --iterations, which is the longest
 
 
-def given(row, variants):
-    """The settings that a row's recorder was given; rows of before they were noted tell it by the settings they had."""
+def given_settings(row, recorder):
+    """Return the settings that a recorder was given, except those that it would choose itself.
+
+    Older rows do not name the given settings: they belong to the variant whose settings they have.
+    """
     settings = row["settings"]
     if "given" in settings:
-        usual = {"c1": chosen_width(settings["budget"])} if settings["recorder"] == "krnet" else {}
-        return {name: value for name, value in settings["given"].items() if usual.get(name) != value}
-    return next((v for v in variants if all(settings.get(name) == value for name, value in v.items())), {})
+        chosen = {"c1": chosen_width(settings["budget"])} if recorder.name == "krnet" else {}
+        return {name: value for name, value in settings["given"].items() if chosen.get(name) != value}
+    variants = (v for v in recorder.variants if all(settings.get(name) == value for name, value in v.items()))
+    return next(variants, {})
 
 
 def chosen_width(budget):
-    """Of krnet's network, in a fit of full length."""
-    return affordable(SHAPE, budget, WIDE, lambda c1: CompactConfig(step=1.0, components=1, c1=c1))[0]
+    """Return the width (c1) of krnet's network that a budget chooses for a fit of full length."""
+    return affordable_widths(SHAPE, budget, LONG_FIT_LIMITS, lambda c1: CompactConfig(step=1.0, components=1, c1=c1))[0]
 
 
-def longest(rows):
-    """(recorder, settings it was given, budget) -> point; none of experiments."""
-    found, lengths = {}, {}
+def longest_fits(rows):
+    """Return the points to draw, by (recorder, given settings as JSON, budget)."""
+    points, lengths = {}, {}
     for row in rows:
-        if row["recipe"] != "rate" or row["outcome"] != "ok" or row["settings"]["budget"] >= ANY:
+        if row["recipe"] != "rate" or row["outcome"] != "ok" or row["settings"]["budget"] >= NO_LIMIT_BYTES:
             continue
         if row["settings"].get("num_samples", NUM_SAMPLES) != NUM_SAMPLES:
-            continue  # of small sets
-        recorder = base.get_recorder(row["settings"]["recorder"])
-        variants = [dict(parse_setting(part) for part in text.split(":")) for text in recorder.variants]
-        settings = given(row, variants)
-        if settings and settings not in variants:
+            continue  # trial runs on few samples
+        recorder = base.get_recorder(base.recorder_name(row["settings"]["recorder"], row["settings"]))
+        settings = given_settings(row, recorder)
+        if settings and settings not in recorder.variants:
             continue
         point = {**row["metrics"], "recorder": recorder.name, "given": settings, "budget": row["settings"]["budget"]}
-        key, length = (recorder.name, json.dumps(settings), point["budget"]), row["settings"]["iterations"] or FULL
+        key = recorder.name, json.dumps(settings), point["budget"]
+        length = row["settings"]["iterations"] or FULL_LENGTH
         if length >= lengths.get(key, 0):
-            found[key], lengths[key] = point, length
-    return found
+            points[key], lengths[key] = point, length
+    return points
 
 
 def share_of_krnet(point, points):
-    """Of a point's bytes, what krnet needs for its R2: between krnet's points, error and bytes on log scales.
+    """Return the bytes that krnet needs for the R2 of a point, as a share of that point's bytes.
 
-    Nothing is known (nan) of what is worse than krnet's worst, or better than its best.
+    They are interpolated between krnet's points, log bytes over log error; NaN outside the range of krnet's errors.
     """
     ours = sorted((1 - p["r2"], p["bytes"]) for p in points if (p["recorder"], p["given"]) == ("krnet", {}))
     error, size = np.log(np.array(ours, dtype=float)).T
@@ -71,18 +76,18 @@ def share_of_krnet(point, points):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ledger", type=Path, default=Path("results/ledger.jsonl"))
-    parser.add_argument("-o", "--out", type=Path, required=True)
+    parser.add_argument("--ledger", type=Path, default=Path("results/ledger.jsonl"), help="rows to read (%(default)s)")
+    parser.add_argument("-o", "--out", type=Path, required=True, help="PNG to write")
     args = parser.parse_args()
     rows = [json.loads(line) for line in args.ledger.read_text().splitlines()]
-    points = longest(rows)
+    points = longest_fits(rows)
     order = {name: number for number, name in enumerate(base.recorder_names())}
     chosen = [points[key] for key in sorted(points, key=lambda key: (order[key[0]], key[1] != "{}", key[1:]))]
     real = {point["real_accuracy"] for point in chosen}
     assert len(real) == 1, f"rows of {len(real)} sets of features: real accuracies {real}"
     result = {"num_samples": NUM_SAMPLES, "shape": [*SHAPE], "head": "F2", "real_accuracy": real.pop()}
     result |= {"points": chosen}
-    draw(args.out, result)
+    draw_rate(args.out, result)
     for point in chosen:
         name, accuracy = series_name(point["recorder"], point["given"]), 100 * point["replay_accuracy"]
         share = f"krnet: {share_of_krnet(point, chosen):.2f} of the bytes".replace("nan", "   ?")

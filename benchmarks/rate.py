@@ -1,11 +1,10 @@
-"""Run `krnet bench rate` on the maps of the base task and append every point that it made to the ledger.
+"""Run `krnet bench rate` on the feature maps of the base task and append every new point to the ledger.
 
-    runs/base/{features,labels,images}.npy, network.safetensors -> head.pt, trunk.pt
-    all of them -> krnet.rate.bench -> DIR/rate.json -> ledger
+    runs/base/network.safetensors -> DIR/head.pt, DIR/trunk.pt
+    these and runs/base/{features,labels,images}.npy -> krnet.bench.rate -> DIR/rate.json, DIR/rate.png, ledger rows
 
-A row is appended as soon as its point is made; points that DIR held already have theirs. --measured records with the
-fixed settings that our anchors were measured with, instead of at budgets: steps of a plain quantiser, of a transform,
-numbers of principal components, bytes of a position.
+A row is appended as soon as its point is made. --measured uses fixed settings instead of budgets, those of our first
+reference measurements: quantisation steps of quantized and transform, numbers of principal components, parts of pq.
 
     python benchmarks/rate.py runs/base -o runs/rate --budgets 1.3MB,3.3MB,6.5MB,12.3MB,24MB
     python benchmarks/rate.py runs/base -o runs/rate-measured --measured
@@ -24,19 +23,21 @@ from krnet.bench import rate
 from krnet.cli.output import show_rate
 from krnet.config import parse_duration, parse_sizes
 from krnet.io import ledger
+from krnet.report.figures import draw_rate
 
-PLAIN = "dead_zone=0.5:centroid=0"  # rounded to the nearest, read back in the middle of a bin
+PLAIN = "dead_zone=0.5:centroid=0"  # round to the nearest step, and decode to the middle of the bin
+NO_LIMIT = "1GB"  # a budget that no fixed setting reaches
 MEASURED = [
     *(f"quantized:step={step:.6f}:{PLAIN}" for step in (1 / 15, 1 / 10, 1 / 7, 1 / 5)),
     *(f"transform:step={step}:{PLAIN}" for step in (0.18, 0.25, 0.35, 0.5)),
-    # Steps at which so many components reach what they reach with 8 bits.
+    # With k components this step gives the same R2 as 8 bits per coefficient.
     *(f"pca:components={k}:step={step}" for k, step in ((512, 0.19), (256, 0.26), (128, 0.31), (64, 0.36))),
     *(f"pq:parts={parts}:bits=8:rotations=0" for parts in (16, 8, 4, 2)),
 ]  # fmt: skip
 
 
 def write_network(base: Path, out: Path) -> tuple[Path | None, Path | None]:
-    """The base network's trunk and head as TorchScript; None where the folder has no network."""
+    """Write the trunk and the head of the base network as TorchScript; return None if the folder has no network."""
     if not (base / "network.safetensors").exists():
         return None, None
     paths = out / "trunk.pt", out / "head.pt"
@@ -52,21 +53,21 @@ def write_network(base: Path, out: Path) -> tuple[Path | None, Path | None]:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("base", type=Path, help="folder written by cifar100_base.py")
-    parser.add_argument("-o", "--out", type=Path, required=True)
-    parser.add_argument("--budgets", default="3MB,6.5MB,12MB,24MB")
-    parser.add_argument("--recorders", help="NAME,NAME:SETTING=VALUE,...; by default all")
+    parser.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="folder to write to")
+    parser.add_argument("--budgets", default="3MB,6.5MB,12MB,24MB", help="largest sizes of a file (%(default)s)")
+    parser.add_argument("--recorders", help="NAME,NAME:SETTING=VALUE,... (all)")
     parser.add_argument("--measured", action="store_true", help="fixed settings instead of budgets")
-    parser.add_argument("--iterations", type=int)
-    parser.add_argument("--time-budget", type=parse_duration)
-    parser.add_argument("--device")
+    parser.add_argument("--iterations", type=int, help="updates of each fit (the schedule's number)")
+    parser.add_argument("--time-budget", type=parse_duration, help="longest fit: seconds, or 10m (none)")
+    parser.add_argument("--device", help="cpu, cuda or cuda:N (cuda if there is one)")
     args = parser.parse_args()
-    ledger.commit()  # of the code that runs, not of what it has become by the end
+    ledger.commit()  # looked up now: the source may change before the run ends
 
     common = {"iterations": args.iterations, "time_budget": args.time_budget}
     started = time.perf_counter()
 
-    def made(point):
-        """A row at once: what comes after it may take long, or be stopped."""
+    def append_point(point):
+        """Append a row at once: the points after it may take long, or be stopped."""
         names = ("recorder", "settings", "budget", "given", "versions", "device", "file", "num_samples")
         metrics = {name: value for name, value in point.items() if name not in names} | {"device": point["device"]}
         settings = (
@@ -77,20 +78,22 @@ def main():
 
     recorders = MEASURED if args.measured else args.recorders.split(",") if args.recorders else None
     trunk, head = write_network(args.base, args.out)
-    wanted = recorders is None or any(name.split(":")[0] == "images" for name in recorders)
-    pictures = {}
-    if wanted and trunk is not None and (args.base / "images.npy").exists():
-        pictures = {"images": args.base / "images.npy", "trunk": trunk, "settings": {"mean": MEAN, "std": STD}}
-    found = rate.bench(
-        args.base / "features.npy", args.base / "labels.npy", out=args.out, head=head, recorders=recorders, **pictures,
-        budgets=["1GB"] if args.measured else parse_sizes(args.budgets),
-        iterations=args.iterations, time_budget=args.time_budget, device=args.device, made=made,
+    has_images = recorders is None or any(name.split(":")[0] == "images" for name in recorders)
+    image_inputs = {}
+    if has_images and trunk is not None and (args.base / "images.npy").exists():
+        image_inputs = {"images": args.base / "images.npy", "trunk": trunk, "settings": {"mean": MEAN, "std": STD}}
+    result = rate.bench(
+        args.base / "features.npy", args.base / "labels.npy", out=args.out, head=head, recorders=recorders,
+        budgets=[NO_LIMIT] if args.measured else parse_sizes(args.budgets), **image_inputs,
+        iterations=args.iterations, time_budget=args.time_budget, device=args.device, made=append_point,
         say=lambda text: print(text, file=sys.stderr, flush=True),
     )  # fmt: skip
-    for failed in found["errors"]:
+    if result["points"]:
+        draw_rate(args.out / rate.PICTURE_FILE, result)
+    for failed in result["errors"]:
         seconds, outcome = time.perf_counter() - started, failed["error"]
         ledger.append("rate", settings=common | failed, metrics={}, seconds=seconds, seed=0, outcome=outcome)
-    show_rate(found)
+    show_rate(result)
 
 
 if __name__ == "__main__":

@@ -25,9 +25,22 @@ from hypothesis import settings
 import krnet
 from maps import relu_maps
 
+# Processes that tests start import this krnet, whatever is installed.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(Path(krnet.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
+
 # A shared machine stalls now and then: time per example says nothing about the code.
 settings.register_profile("krnet", deadline=None)
 settings.load_profile("krnet")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `gpu` are skipped where there is none; `-m gpu` selects them."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +87,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     features, index = relu_maps(60, (6, 7, 5), num_classes=4)
     labels = torch.tensor([30, -2, 2**40, 7])[index]
     path = tmp_path_factory.mktemp("recorded") / "small.krn"
-    krnet.record(features, labels, out=path, iterations=80, d0=32, c0=8, c1=8)
+    krnet.record(features, labels, out=path, iterations=80, recorder="paper", d0=32, c0=8, c1=8)
     return Recorded(features, labels, path)
 
 
@@ -86,5 +99,5 @@ def few_digits() -> Iterator[None]:
 
     made = replace(small_digits(20, 5, num_classes=10), name="digits")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "_load_digits", lambda: made)
+        patch.setattr(registry, "load_digits", lambda: made)
         yield

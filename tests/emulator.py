@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
 from krnet.nn.cuda import kernels
 
 FAULTS = {1: "threads met at different barriers", 2: "wrote past its shared memory", 3: "copied to an odd address"}
+
+
+def first_quick(cases: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Cases for parametrize, of which all but the first are slow: each is compiled anew."""
+    first, *others = cases
+    return [first if len(first) > 1 else first[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in others)]
 
 
 class Emulator:

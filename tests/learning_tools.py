@@ -16,7 +16,7 @@ from krnet.cli import progress as watching
 from krnet.data import digits
 from krnet.train.loop import Status
 
-_whole_digits = digits._load_digits  # a test may put fewer in its place
+_whole_digits = digits.load_digits  # a test may put fewer in its place
 
 SMALL = {"backbone": "resnet8", "base_epochs": 5, "epochs": 8, "batch_size": 32, "base_lr": 0.05, "lr": 0.05}
 # What a method needs beside that to be quick: settings of its own.
@@ -57,9 +57,10 @@ def ctrl_c_at(number: int) -> Iterator[None]:
         yield
 
 
-def without_times(run: Mapping[str, Any]) -> dict[str, Any]:
-    """What two runs of the same thing have in common."""
-    return {key: value for key, value in run.items() if "seconds" not in key}
+def assert_same_run(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Two runs of the same thing: they differ in times alone."""
+    one, other = ({key: value for key, value in run.items() if "seconds" not in key} for run in (found, expected))
+    assert one == other
 
 
 def small_tasks(num_tasks: int = 2) -> protocol.TaskSplit:

@@ -21,7 +21,7 @@ SHARED = {
     "recorders": {"__init__", "base", "fit", "maps", "basis", "axes", "growth", "coded"},
     "learners": {"__init__", "base", "settings", "scores", "exemplars", "rehearsal", "importance"},
 }
-DOORS = {"__init__", "__main__"}  # the public names, and python -m krnet: above everything
+DOORS = {"__init__", "__main__", "protocol"}  # the public names, and python -m krnet: above everything
 FILES = sorted(path for path in ROOT.rglob("*.py"))
 
 

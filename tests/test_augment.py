@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from krnet.data.augment import centre, crop_flip, draw, normalise
+from krnet.data.augment import centre, crop_flip, draw, standardise
 
 
 def slow_crop_flip(images, draws, pad, crop=None):
@@ -103,7 +103,7 @@ def test_without_padding_and_flips_nothing_is_drawn():
 def test_normalise_is_the_formula_per_channel():
     images = torch.randint(256, (4, 3, 5, 6), dtype=torch.uint8)
     mean, std = (0.5, 0.25, 0.1), (0.2, 0.5, 1.0)
-    found = normalise(images, torch.tensor(mean), torch.tensor(std))
+    found = standardise(images, torch.tensor(mean), torch.tensor(std))
     assert found.dtype == torch.float32
     for c in range(3):
         expected = (images[:, c].double() / 255 - mean[c]) / std[c]
@@ -112,11 +112,11 @@ def test_normalise_is_the_formula_per_channel():
 
 def test_the_memory_format_of_crops_lasts_through_normalise():
     images = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8)
-    found = normalise(crop_flip(images, draw(4, 1, True, 0, 0), 1), torch.zeros(3), torch.ones(3))
+    found = standardise(crop_flip(images, draw(4, 1, True, 0, 0), 1), torch.zeros(3), torch.ones(3))
     assert found.is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize(("size", "pad", "crop"), [(32, 4, None), (40, 0, 32)])
 def test_a_cuda_graph_of_it_replays_what_the_cpu_does(size, pad, crop):
     images = torch.randint(256, (32, 3, size, size), dtype=torch.uint8)
@@ -124,12 +124,12 @@ def test_a_cuda_graph_of_it_replays_what_the_cpu_does(size, pad, crop):
     device_images, draws, device_mean, device_std = (
         t.cuda() for t in (images, draw(32, 4, True, 0, 0), mean, std)
     )  # fmt: skip
-    normalise(crop_flip(device_images, draws, pad, crop), device_mean, device_std)
+    standardise(crop_flip(device_images, draws, pad, crop), device_mean, device_std)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = normalise(crop_flip(device_images, draws, pad, crop), device_mean, device_std)
+        out = standardise(crop_flip(device_images, draws, pad, crop), device_mean, device_std)
     for iteration in range(3):
         draws.copy_(draw(32, 4, True, 0, iteration))
         graph.replay()
-        expected = normalise(slow_crop_flip(images, draws.cpu(), pad, crop), mean, std)
+        expected = standardise(slow_crop_flip(images, draws.cpu(), pad, crop), mean, std)
         torch.testing.assert_close(out.cpu(), expected)

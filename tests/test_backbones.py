@@ -341,7 +341,7 @@ def test_resnet8_learns_digits_in_seconds():
         assert (net.eval()(images[1400:]).argmax(1) == labels[1400:]).float().mean() > 0.85
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("head_class", HEADS)
 @pytest.mark.parametrize("shortcut", ["A", "B"])
 def test_a_training_step_fits_in_a_cuda_graph_with_bf16_and_channels_last(head_class, shortcut):

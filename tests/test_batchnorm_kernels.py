@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from emulator import Emulator
+from emulator import Emulator, first_quick
 from krnet.device import exact_math, fast_math
 from krnet.nn import backbones, heads, layers
 from krnet.nn.backbones import BatchNorm
@@ -18,7 +18,6 @@ from krnet.nn.cuda import batchnorm, kernels
 
 CPU = torch.device("cpu")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 WAYS = [(True, True), (False, True), (False, False), (True, False)]  # skip, ReLU
 
 
@@ -86,9 +85,13 @@ def errors(norm, x, skip=None, relu=True):
 
 
 # Rows: a single round of a block, an odd number, several parts with a short last one, several turns of a thread.
-@pytest.mark.parametrize(("skip", "relu"), WAYS)
 @pytest.mark.parametrize(
-    "shape", [(2, 16, 3, 3), (7, 16, 31, 29), (5, 32, 9, 11), (3, 64, 7, 9), (3, 512, 2, 2), (200, 16, 11, 9)]
+    ("shape", "skip", "relu"),
+    first_quick(
+        (shape, *way)
+        for shape in [(7, 16, 31, 29), (2, 16, 3, 3), (5, 32, 9, 11), (3, 64, 7, 9), (3, 512, 2, 2), (200, 16, 11, 9)]
+        for way in WAYS
+    ),
 )
 def test_training_gives_what_the_plain_layers_give(emulate, shape, skip, relu):
     used = emulate()
@@ -98,6 +101,7 @@ def test_training_gives_what_the_plain_layers_give(emulate, shape, skip, relu):
     assert used.names == {"batch_moments", "batch_norm_forward", "batch_sums", "batch_norm_backward"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cores", "channels"), [(1, 16), (132, 16), (132, 24)])  # 24: slabs of eight
 def test_training_is_the_same_however_rows_are_shared_out(emulate, cores, channels):
     emulate(cores=cores)
@@ -107,6 +111,7 @@ def test_training_is_the_same_however_rows_are_shared_out(emulate, cores, channe
     assert max(found.values()) < 1e-5, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("skip", "relu"), WAYS)
 def test_fixed_statistics_are_used_and_left_alone(emulate, skip, relu):
     used = emulate()
@@ -117,6 +122,7 @@ def test_fixed_statistics_are_used_and_left_alone(emulate, skip, relu):
     assert "batch_moments" not in used.names
 
 
+@pytest.mark.slow
 def test_a_frozen_norm_keeps_its_statistics_and_trains_its_scale(emulate):
     used = emulate()
     net = nn.Sequential(make_norm(16))
@@ -128,6 +134,7 @@ def test_a_frozen_norm_keeps_its_statistics_and_trains_its_scale(emulate):
     assert net[0].weight.grad.abs().min() > 0
 
 
+@pytest.mark.slow
 def test_without_gradients_one_kernel_is_all(emulate):
     used = emulate()
     norm, x = make_norm(16, training=False), make_maps((3, 16, 4, 4))
@@ -138,6 +145,7 @@ def test_without_gradients_one_kernel_is_all(emulate):
     assert used.names == {"batch_norm_forward"} and not y.requires_grad
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mean", [100.0, -3000.0])
 def test_a_large_mean_does_not_drown_a_small_variance(emulate, mean):
     emulate()
@@ -148,6 +156,7 @@ def test_a_large_mean_does_not_drown_a_small_variance(emulate, mean):
     assert found["running_var"] < 1e-5, found
 
 
+@pytest.mark.slow
 def test_a_first_row_far_from_the_others_does_not_spoil_the_variance(emulate):
     emulate()
     x = make_maps((9, 16, 17, 13)).detach()
@@ -155,6 +164,7 @@ def test_a_first_row_far_from_the_others_does_not_spoil_the_variance(emulate):
     assert max(errors(make_norm(16), x.requires_grad_(), relu=False).values()) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "skip"), [((5, 32, 9, 11), True), ((7, 16, 31, 29), False)])
 @pytest.mark.parametrize("training", [True, False])
 def test_in_bf16_results_are_off_by_rounding_alone(emulate, shape, skip, training):
@@ -166,6 +176,7 @@ def test_in_bf16_results_are_off_by_rounding_alone(emulate, shape, skip, trainin
     assert max(found["running_mean"], found["running_var"]) < 1e-5, found
 
 
+@pytest.mark.slow
 def test_a_skip_in_fp32_is_rounded_so_that_what_follows_stays_in_bf16(emulate):
     used = emulate(torch.bfloat16)
     norm, shape = make_norm(16, training=False), (3, 16, 4, 4)
@@ -177,6 +188,7 @@ def test_a_skip_in_fp32_is_rounded_so_that_what_follows_stays_in_bf16(emulate):
     assert skip.grad is not None and skip.grad.dtype == torch.float32
 
 
+@pytest.mark.slow
 def test_no_gradient_passes_where_the_output_is_zero(emulate):
     emulate()
     norm, x = BatchNorm(16).eval(), make_maps((2, 16, 3, 3))
@@ -188,6 +200,7 @@ def test_no_gradient_passes_where_the_output_is_zero(emulate):
         assert (x.grad[x <= 0] == 0).all() and (x.grad[x > 0] > 0).all()
 
 
+@pytest.mark.slow
 def test_a_value_that_is_no_number_stays_one(emulate):
     emulate()
     x = make_maps((2, 16, 3, 3)).detach()
@@ -196,6 +209,7 @@ def test_a_value_that_is_no_number_stays_one(emulate):
     assert y[0, 3, 1, 1].isnan() and y.isnan().sum() == 1
 
 
+@pytest.mark.slow
 def test_the_same_input_gives_the_same_bits(emulate):
     emulate(torch.bfloat16)
     norm, x, skip = make_norm(16), *(make_maps((7, 16, 31, 29), torch.bfloat16) for _ in range(2))
@@ -204,6 +218,7 @@ def test_the_same_input_gives_the_same_bits(emulate):
     assert all(torch.equal(one[key], other[key]) for key in one)
 
 
+@pytest.mark.slow
 def test_without_a_relu_the_skips_gradient_is_the_outputs_own(emulate):
     emulate()
     x, direction = make_maps((2, 16, 3, 3)), make_maps((2, 16, 3, 3)).detach()
@@ -255,6 +270,7 @@ def resnet_gradients(name, images, precision, way, shortcut="B"):
     return loss.item(), torch.cat([p.grad.flatten() for p in net.parameters()]), torch.cat(buffers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shortcut", ["A", "B"])
 def test_a_whole_network_gives_the_plain_loss_gradients_and_statistics(emulate, shortcut):
     used = emulate()
@@ -266,6 +282,7 @@ def test_a_whole_network_gives_the_plain_loss_gradients_and_statistics(emulate, 
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_gradients_by_image_are_those_of_the_plain_layers(emulate):
     """They are read by hooks, which a fused layer would pass by."""
     from krnet.learners.importance import sample_gradients
@@ -282,6 +299,7 @@ def test_gradients_by_image_are_those_of_the_plain_layers(emulate):
         torch.testing.assert_close(found[name].sum(0), param.grad, atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "taken"),
     [
@@ -300,7 +318,7 @@ def test_a_barrier_that_is_missing_would_be_seen(emulate, monkeypatch, name, tak
         layers.batch_norm_act(x, make_norm(16)).sum().backward()
 
 
-@needs_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(("skip", "relu"), WAYS)
 @pytest.mark.parametrize(
@@ -314,7 +332,7 @@ def test_on_the_gpu_results_are_off_by_rounding_alone(shape, skip, relu, trainin
     assert max(found["running_mean"], found["running_var"]) < 1e-5, found
 
 
-@needs_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("shortcut", ["A", "B"])
 def test_a_resnet_is_as_near_to_float32_as_the_plain_one_in_bf16(shortcut):
     images = torch.randn(128, 3, 32, 32, device=DEVICE).contiguous(memory_format=torch.channels_last)

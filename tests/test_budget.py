@@ -17,15 +17,15 @@ from typer.testing import CliRunner
 import krnet
 from krnet import api
 from krnet.cli import app as cli
-from krnet.coding.search import search, smallest_reaching
-from krnet.config import parse_size, parse_sizes, say_size
+from krnet.coding.search import find_least, smallest_file_reaching
+from krnet.config import format_size, parse_size, parse_sizes
 from krnet.errors import BudgetError, InputError, ResumeError, SettingError
 from krnet.features.samples import Samples
 from krnet.features.source import open_features
 from krnet.features.stats import scan
 from krnet.io import archive
-from krnet.recorders.base import Content, Job, Recorder, choose, overhead_bytes
-from krnet.recorders.maps import LEARNED
+from krnet.recorders.base import Content, Job, Recorder, get_recorder, overhead_bytes
+from krnet.recorders.maps import LEARNED_CACHE
 from krnet.train.config import FitConfig
 from maps import relu_maps, signed_maps
 
@@ -78,7 +78,7 @@ def test_lists_of_sizes_are_sorted_and_each_is_there_once():
 
 @given(st.integers(1, 10**12))
 def test_a_size_that_is_printed_is_read_back_to_four_digits(num_bytes):
-    assert parse_size(say_size(num_bytes).replace(" bytes", "")) == pytest.approx(num_bytes, rel=5e-4)
+    assert parse_size(format_size(num_bytes).replace(" bytes", "")) == pytest.approx(num_bytes, rel=5e-4)
 
 
 # ------------------------------------------------------------------ searches
@@ -93,20 +93,22 @@ def test_a_search_ends_just_above_what_is_wanted_in_a_dozen_tries(slope, bend, a
         return slope * (distance + bend * math.tanh(distance))
 
     calls = []
-    found = search(lambda x: calls.append(x) or measure(x), 0.0, start=start, low=1, high=1e6, slack=0.02)
+    found = find_least(lambda x: calls.append(x) or measure(x), 0.0, start=start, low=1, high=1e6, slack=0.02)
     assert 0 <= measure(found) <= 0.3 and len(calls) <= 12
     assert all(1 - 1e-9 <= x <= 1e6 * (1 + 1e-9) for x in calls)
 
 
 def test_a_search_takes_the_lower_end_where_that_is_enough_and_none_where_the_upper_is_not():
-    assert search(lambda x: math.log(x), -5.0, start=50, low=2, high=100, slack=0.01) == pytest.approx(2)
-    assert search(lambda x: math.log(x), 9.0, start=50, low=2, high=100, slack=0.01) is None
+    assert find_least(lambda x: math.log(x), -5.0, start=50, low=2, high=100, slack=0.01) == pytest.approx(2)
+    assert find_least(lambda x: math.log(x), 9.0, start=50, low=2, high=100, slack=0.01) is None
 
 
 def test_a_search_crosses_steps_and_what_cannot_be_measured():
-    stairs = search(lambda x: 2.0 * (x >= 37), 1.0, start=3, low=1, high=1000, slack=0.0, tries=30)
+    stairs = find_least(lambda x: 2.0 * (x >= 37), 1.0, start=3, low=1, high=1000, slack=0.0, tries=30)
     assert stairs == pytest.approx(37, rel=1e-3)
-    gap = search(lambda x: -math.inf if x < 37 else math.log(x), 0.0, start=500, low=1, high=1000, slack=0, tries=30)
+    gap = find_least(
+        lambda x: -math.inf if x < 37 else math.log(x), 0.0, start=500, low=1, high=1000, slack=0, tries=30
+    )
     assert gap == pytest.approx(37, rel=1e-3)
 
 
@@ -125,7 +127,7 @@ def made_of(curve):
 def test_the_smallest_that_reaches_a_target_is_found_in_few_fits(target):
     curve = lambda num_bytes: 1 - math.exp(-((num_bytes / 2e6) ** 0.7))  # noqa: E731
     make, asked = made_of(curve)
-    found = smallest_reaching(target, make, feature_bytes=400_000_000)
+    found = smallest_file_reaching(target, make, feature_bytes=400_000_000)
     least = 2e6 * (-math.log(1 - target)) ** (1 / 0.7)
     assert target <= curve(found) and found < 1.04 * least
     assert len(asked) <= 8
@@ -142,7 +144,7 @@ def test_noise_of_fits_does_not_keep_a_search_from_ending(slope):
             return 0.05 * ((num_bytes - 8e3) / (least - 8e3)) ** -slope * math.exp(draw.normal(0, 0.007))
 
         make, asked = made_of(lambda num_bytes, error=error: 1 - error(num_bytes))
-        found = smallest_reaching(0.95, make, feature_bytes=10**8, guess=(1e6, 8e3), noise=0.01)
+        found = smallest_file_reaching(0.95, make, feature_bytes=10**8, guess=(1e6, 8e3), noise=0.01)
         assert found < 1.07 * least
         num_fits.append(len(asked))
     assert max(num_fits) <= 6 and sum(num_fits) / len(num_fits) < 3.3
@@ -150,7 +152,7 @@ def test_noise_of_fits_does_not_keep_a_search_from_ending(slope):
 
 def test_a_target_out_of_reach_gives_the_best_there_is():
     make, asked = made_of(lambda num_bytes: min(0.9, num_bytes / 1e6))
-    assert smallest_reaching(0.95, make, feature_bytes=10**7) >= 0.9e6
+    assert smallest_file_reaching(0.95, make, feature_bytes=10**7) >= 0.9e6
     assert max(asked) >= 10**7
 
 
@@ -160,8 +162,8 @@ def test_sizes_that_a_recorder_does_not_have_are_passed_over():
     def make(budget: int) -> tuple[int, float, str]:
         return (8000, 1.0, "large") if budget >= 8000 else (4000, 0.999, "small")
 
-    assert smallest_reaching(0.99, make, feature_bytes=8000) == "small"
-    assert smallest_reaching(1.0, make, feature_bytes=8000) == "large"
+    assert smallest_file_reaching(0.99, make, feature_bytes=8000) == "small"
+    assert smallest_file_reaching(1.0, make, feature_bytes=8000) == "large"
 
 
 # ------------------------------------------------------------------ budgets of recorders
@@ -228,8 +230,8 @@ def test_the_overhead_of_a_file_is_bounded_from_just_above(recorder, labelled, t
 
 def test_the_size_of_a_file_is_known_before_it_is_written(maps, tmp_path):
     job = job_for(*maps, step=0.1)
-    recorder = choose("quantized")
-    tensors, metadata = api.describe(job, recorder, recorder.fit(job))
+    recorder = get_recorder("quantized")
+    tensors, metadata = api.file_contents(job, recorder, recorder.fit(job))
     archive.write(tmp_path / "x.krn", tensors, metadata)
     assert archive.file_bytes(tensors, metadata) == os.stat(tmp_path / "x.krn").st_size
 
@@ -261,13 +263,13 @@ def test_a_finished_file_of_another_budget_is_not_taken_for_this_one(maps, tmp_p
 
 def test_features_are_learned_once_in_a_search(maps, monkeypatch):
     calls = []
-    recorder = choose("pca")
+    recorder = get_recorder("pca")
     learn = type(recorder).learn
     monkeypatch.setattr(type(recorder), "learn", lambda *given: calls.append(1) or learn(*given))
     krnet.record(*maps, recorder="pca", budget="30kB")
     assert len(calls) == 1
     gc.collect()
-    assert not LEARNED  # and forgotten with the features
+    assert not LEARNED_CACHE  # and forgotten with the features
 
 
 def test_a_recorder_of_one_size_takes_what_it_is_given():
@@ -323,7 +325,7 @@ def test_a_budget_and_a_target_at_once_and_a_senseless_target_are_refused(maps):
 )  # fmt: skip
 def test_a_target_stops_a_fit_only_where_its_size_is_given(recorder, given, stops):
     preset, start = given.pop("preset", None), given.pop("start", None)
-    assert choose(recorder).stops_at_target(preset, start, given) == stops
+    assert get_recorder(recorder).stops_at_target(preset, start, given) == stops
 
 
 def test_the_command_line_takes_a_budget_or_a_target(maps, tmp_path):

@@ -1,36 +1,19 @@
-"""Recorders that quantise and entropy-code: one contract for quantized, transform and pca, then what is their own."""
+"""Recorders that quantise and entropy-code: what quantized, transform and pca share, then what is their own."""
 
 from __future__ import annotations
 
-import json
-import os
-import pickle
-import subprocess
-import sys
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import krnet
 from forge import rewrite_metadata
-from krnet.cli import app as cli
 from krnet.coding import matrix as _numbers
 from krnet.coding.entropy import MAX_ALPHABET, Tables
-from krnet.errors import (
-    ChecksumError,
-    InputError,
-    NotARecordingError,
-    OversizedRecordingError,
-    RecordingError,
-    SettingError,
-    TensorShapeError,
-)
+from krnet.errors import InputError, NotARecordingError, OversizedRecordingError, SettingError, TensorShapeError
 from krnet.features.samples import Samples
 from krnet.features.source import open_features
 from krnet.features.stats import normalise, scan
@@ -38,10 +21,10 @@ from krnet.io import archive
 from krnet.recorders import axes, transform
 from krnet.recorders import maps as _features
 from krnet.recorders.axes import principal_axes
-from krnet.recorders.base import Job, choose
-from krnet.recorders.coded import SEARCHED
+from krnet.recorders.base import Job, get_recorder
+from krnet.recorders.coded import SEARCH_ROWS
 from krnet.train.config import FitConfig
-from maps import relu_maps, signed_maps
+from maps import relu_maps
 
 RECORDERS = ("quantized", "transform", "pca")
 every_recorder = pytest.mark.parametrize("recorder", RECORDERS)
@@ -107,28 +90,9 @@ def damage(stream: torch.Tensor) -> torch.Tensor:
 
 
 @every_recorder
-def test_replays_are_near_the_features_and_the_file_is_far_smaller(files, recorder):
-    features, labels = maps()
-    recording = krnet.open(files[recorder])
-    info = recording.info()
-    assert info["bytes"] == os.stat(files[recorder]).st_size < features.nbytes / 8
-    assert info["r2"] > 0.9 and info["fast_extra_mse"] == 0
-    assert torch.equal(recording.labels, labels) and recording.shape == (6, 8, 7)
-    report = krnet.verify(files[recorder], features)
-    assert report["same_features"] and report["mse"] == pytest.approx(info["mse"], rel=1e-5)
-
-
-@every_recorder
-def test_any_order_and_any_batch_give_the_same_samples(files, recorder):
-    recording = krnet.open(files[recorder])
-    everything = recording[:]
-    order = torch.randperm(150, generator=torch.Generator().manual_seed(1))
-    for size in (1, 7, 150):
-        fresh = krnet.open(files[recorder])
-        assert_near(torch.cat([fresh[ids] for ids in order.split(size)]), everything[order])
-    assert_near(recording[[3, 3, -1]], everything[[3, 3, 149]])
-    assert recording[[]].shape == (0, 6, 8, 7)
-    assert_near(recording.replay(torch.tensor([9]), "fast"), everything[9:10])
+def test_the_file_is_far_smaller_than_the_features_and_fast_replays_lose_nothing(files, recorder):
+    info = krnet.open(files[recorder]).info()
+    assert info["bytes"] < maps()[0].nbytes / 8 and info["fast_extra_mse"] == 0
 
 
 @every_recorder
@@ -153,54 +117,6 @@ def test_what_is_too_large_to_keep_is_decoded_each_time_and_the_same(files, reco
     assert_near(recording[[149, 2, 70, 2]], expected[[149, 2, 70, 2]])
     assert_near(recording[:], expected)
     assert recording[[]].shape == (0, 6, 8, 7)
-
-
-def test_another_process_reads_the_same(files, tmp_path):
-    script = "import sys, torch, krnet; torch.save([krnet.open(p)[:] for p in sys.argv[2:]], sys.argv[1])"
-    paths = [str(files[recorder]) for recorder in RECORDERS]
-    subprocess.run([sys.executable, "-c", script, str(tmp_path / "all.pt"), *paths], check=True)
-    for recorder, found in zip(RECORDERS, torch.load(tmp_path / "all.pt")):
-        assert_near(found, krnet.open(files[recorder])[:])
-        copied = pickle.loads(pickle.dumps(krnet.open(files[recorder])))  # as a DataLoader does
-        assert torch.equal(copied[5:9], krnet.open(files[recorder])[5:9])
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@every_recorder
-def test_a_gpu_fits_and_reads_as_a_cpu_does(files, recorder, tmp_path):
-    on_gpu, on_cpu = (krnet.open(files[recorder], device)[:].cpu() for device in ("cuda", "cpu"))
-    assert (on_gpu - on_cpu).abs().max() <= 1e-4 * on_cpu.abs().max()
-    made = krnet.record(*maps(), recorder=recorder, out=tmp_path / "x.krn", step=0.1, device="cuda")
-    assert made.info()["r2"] == pytest.approx(krnet.open(files[recorder]).info()["r2"], abs=1e-3)
-
-
-@every_recorder
-@pytest.mark.parametrize("shape", [(), (7,), (4, 5, 3), (2, 3, 4, 5), (3, 1, 6)], ids=str)
-def test_features_of_any_shape_are_recorded(recorder, shape):
-    features = torch.randn(40, *shape).relu() * 50
-    recording = krnet.record(features, recorder=recorder, step=0.01)
-    assert recording[:].shape == features.shape
-    assert recording.info()["r2"] > 0.999
-
-
-@every_recorder
-def test_constant_features_and_single_samples_are_exact(recorder, tmp_path):
-    constant = torch.full((30, 3, 4), 7.25)
-    krnet.record(constant, recorder=recorder, out=tmp_path / "x.krn")
-    assert torch.equal(krnet.open(tmp_path / "x.krn")[:], constant)
-    single = torch.randn(1, 3, 4)  # each channel has a range of its own, and here it is not a point
-    found = krnet.record(single, recorder=recorder, step=1e-3)[:]
-    assert (found - single).abs().max() < 0.01
-    half = torch.randn(50, 2, 3)
-    half[:, 1] = -3.5
-    assert torch.equal(krnet.record(half, recorder=recorder)[:][:, 1], half[:, 1])
-
-
-@every_recorder
-def test_signed_features_and_other_types_are_recorded(recorder):
-    features = signed_maps(100)[0]
-    recording = krnet.record(features.to(torch.bfloat16), recorder=recorder, step=0.02)
-    assert recording.info()["r2"] > 0.97 and recording[:].min() < 0
 
 
 # ------------------------------------------------------------------ rate and error
@@ -257,7 +173,7 @@ def test_the_size_is_told_before_anything_is_coded(recorder, tmp_path):
     for settings in ({"step": 0.05}, {"step": 0.2, "block_size": 3}):
         path = tmp_path / "x.krn"
         krnet.record(features, recorder=recorder, out=path, **settings)
-        chosen = choose(recorder)
+        chosen = get_recorder(recorder)
         job = job_for(features)
         told = chosen.size_bytes(job, settings)
         assert told == pytest.approx(path.stat().st_size, rel=0.01, abs=1200)
@@ -275,13 +191,6 @@ def test_features_that_take_several_readings_are_recorded_as_well(files, recorde
     assert parts["bytes"] == pytest.approx(whole["bytes"], rel=1e-3)
 
 
-@every_recorder
-def test_recording_twice_gives_the_same_tensors(files, recorder, tmp_path):
-    krnet.record(*maps(), recorder=recorder, out=tmp_path / "x.krn", step=0.1)
-    one, other = (archive.open_archive(path) for path in (files[recorder], tmp_path / "x.krn"))
-    assert all(torch.equal(one.tensor(name), other.tensor(name)) for name in one.names)
-
-
 def test_blocks_beyond_64_kilobytes_are_recorded(tmp_path):
     features = torch.rand(20, 4, 64, 64)
     krnet.record(features, recorder="quantized", step=1 / 255, out=tmp_path / "x.krn")
@@ -292,7 +201,7 @@ def test_blocks_beyond_64_kilobytes_are_recorded(tmp_path):
 def test_large_samples_have_their_axes_from_a_sketch_that_is_as_good(monkeypatch):
     features = relu_maps(200, (6, 8, 7))[0]
     exact = krnet.record(features, recorder="pca", step=0.1, components=20).info()
-    monkeypatch.setattr(axes, "EXACT", 100)
+    monkeypatch.setattr(axes, "MAX_EXACT_SIZE", 100)
     sketched = krnet.record(features, recorder="pca", step=0.1, components=20).info()
     assert sketched["r2"] == pytest.approx(exact["r2"], abs=2e-3)
     assert krnet.record(features, recorder="pca", step=0.1).info()["settings"]["components"] > 20
@@ -342,7 +251,7 @@ def num_symbols(recording: krnet.Recording) -> int:
 def with_an_unseen_outlier() -> torch.Tensor:
     """A sample whose numbers are the widest by far, and which is not among those that a search looks at."""
     features = torch.rand(1500, 2, 3, 3, generator=torch.Generator().manual_seed(0))
-    assert 2 not in _numbers.evenly(1500, SEARCHED)
+    assert 2 not in _numbers.evenly_spaced(1500, SEARCH_ROWS)
     features[2] = 1
     return features
 
@@ -383,7 +292,7 @@ def test_a_given_step_that_is_too_fine_is_refused_whatever_the_budget(recorder):
         ({"step": 0}, "step is 0"), ({"step": "a"}, "step is 'a'"), ({"step": True}, "step is True"),
         ({"step": float("nan")}, "step is nan"), ({"dead_zone": 0.4}, "dead_zone is 0.4; expected 0.5 to 1"),
         ({"block_size": 0}, "block_size is 0"), ({"block_size": 257}, "block_size is 257; expected 1 to 256"),
-        ({"block_size": 2.5}, "block_size is 2.5"), ({"stepp": 1}, "did you mean 'step'"), ({"d0": 8}, "'d0'"),
+        ({"block_size": 2.5}, "block_size is 2.5"), ({"d0": 8}, "'d0'"), ({"step": -1}, "step is -1"),
         ({"step": 1e-5}, r"step is 1e-05, which gives \d+ different values; expected at most 4096. Take a step of"),
     ],
     ids=str,
@@ -399,30 +308,12 @@ def test_components_that_the_features_cannot_have_are_refused(components):
         krnet.record(maps()[0][:40], recorder="pca", components=components)
 
 
-@every_recorder
-def test_a_preset_or_a_head_is_refused(recorder, tmp_path):
-    for name, value in {"preset": "cifar100", "head": torch.nn.Identity()}.items():
-        with pytest.raises(InputError, match=f"{name} is given, and recorder {recorder} has no network"):
-            krnet.record(*maps(), recorder=recorder, out=tmp_path / "x.krn", **{name: value})
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_transform_refuses_axes_too_long_for_a_matrix():
     with pytest.raises(InputError, match=r"shape \(5000,\).*at most 4096.*pca or quantized"):
         krnet.record(torch.rand(3, 5000), recorder="transform")
 
 
 # ------------------------------------------------------------------ files that are damaged or forged
-
-
-@every_recorder
-def test_a_changed_byte_fails_the_checksum(own, recorder):
-    path = own(recorder)
-    content = bytearray(path.read_bytes())
-    content[-200] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(ChecksumError):
-        krnet.open(path)[:]
 
 
 @every_recorder
@@ -461,9 +352,7 @@ def test_tensors_that_do_not_fit_together_are_refused(own, recorder, name, chang
 
 
 @every_recorder
-@pytest.mark.parametrize(
-    "changes", [{"step": 0}, {"step": "x"}, {"block_size": 0}, {"block_size": 10**9}, {"more": 1}], ids=str
-)
+@pytest.mark.parametrize("changes", [{"step": 0}, {"block_size": 0}, {"block_size": 10**9}, {"more": 1}], ids=str)
 def test_settings_that_no_recorder_writes_are_refused(own, recorder, changes):
     path = own(recorder)
     rewrite_metadata(path, lambda metadata: metadata["settings"].update(changes))
@@ -472,21 +361,11 @@ def test_settings_that_no_recorder_writes_are_refused(own, recorder, changes):
 
 
 @every_recorder
-def test_other_sizes_of_blocks_and_samples_are_refused_before_anything_is_made_of_them(own, recorder):
+def test_blocks_of_another_size_are_refused_before_anything_is_made_of_them(own, recorder):
     path = own(recorder)
-    original = path.read_bytes()
-    for edit in (
-        lambda metadata: metadata["settings"].update(block_size=20),
-        lambda metadata: metadata.update(num_samples=300, classes=None),
-        lambda metadata: metadata.update(shape=[6, 2**40]),
-        lambda metadata: metadata.update(shape=[6, 8, 7, 2**30]),
-        lambda metadata: metadata.update(shape=[2**40]),
-        lambda metadata: metadata.update(shape=[7, 8, 6]),
-    ):
-        path.write_bytes(original)
-        rewrite_metadata(path, edit)
-        with pytest.raises((TensorShapeError, OversizedRecordingError)):
-            krnet.open(path)[0]
+    rewrite_metadata(path, lambda metadata: metadata["settings"].update(block_size=20))
+    with pytest.raises((TensorShapeError, OversizedRecordingError)):
+        krnet.open(path)[0]
 
 
 def test_components_beyond_what_the_file_pays_for_are_refused(own, monkeypatch):
@@ -500,56 +379,4 @@ def test_components_beyond_what_the_file_pays_for_are_refused(own, monkeypatch):
         krnet.record(*maps(), recorder="pca")[0]
 
 
-@every_recorder
-def test_a_file_of_another_recorder_does_not_verify(own, recorder):
-    path = own(recorder)
-    other = RECORDERS[RECORDERS.index(recorder) - 1]
-    rewrite_metadata(path, lambda metadata: metadata.update(recorder=other))
-    with pytest.raises(RecordingError):
-        krnet.verify(path)
-
-
 # ------------------------------------------------------------------ on the command line
-
-
-@every_recorder
-def test_the_command_line_records_replays_and_verifies(recorder, tmp_path):
-    def run(*arguments: object):
-        result = CliRunner().invoke(cli.app, [str(a) for a in arguments])
-        assert result.exit_code == 0, result.output
-        return result.stdout
-
-    features, labels = maps()
-    np.save(tmp_path / "f.npy", features.numpy())
-    np.save(tmp_path / "l.npy", labels.numpy())
-    out = tmp_path / "x.krn"
-    info = json.loads(
-        run("record", tmp_path / "f.npy", "--labels", tmp_path / "l.npy", "-o", out, "--recorder", recorder,
-            "--set", "step=0.1", "--json")
-    )  # fmt: skip
-    assert (info["recorder"], info["settings"]["step"]) == (recorder, 0.1)
-    assert f"{recorder}: " in run("info", out)
-    run("replay", out, "--ids", "3,1", "-o", tmp_path / "r.npy")
-    assert np.allclose(np.load(tmp_path / "r.npy"), krnet.open(out)[[3, 1]].numpy(), atol=1e-5)
-    assert json.loads(run("verify", out, "--against", tmp_path / "f.npy", "--json"))["ok"]
-    refused = CliRunner().invoke(
-        cli.app, ["record", str(tmp_path / "f.npy"), "-o", str(out), "--recorder", recorder, "--set", "step=-1"]
-    )
-    assert refused.exit_code == 1 and "error: step is -1" in refused.stderr
-
-
-def test_no_error_of_a_file_is_unnamed(own):
-    """Whatever single tensor is set to random numbers of its own type: samples come back, or a RecordingError."""
-    generator = torch.Generator().manual_seed(3)
-    for recorder in RECORDERS:
-        names = [name for name in archive.open_archive(own(recorder)).names if not name.startswith("probe")]
-        for name in names:
-            path = own(recorder)
-
-            def shuffle(tensor: torch.Tensor) -> torch.Tensor:
-                raw = tensor.contiguous().view(torch.uint8)
-                return torch.randint(0, 256, raw.shape, generator=generator, dtype=torch.uint8).view(tensor.dtype)
-
-            rewrite(path, **{name.replace(".", "__"): shuffle})
-            with suppress(RecordingError):
-                assert krnet.open(path)[:].shape == (150, 6, 8, 7)

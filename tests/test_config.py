@@ -14,7 +14,7 @@ from krnet.learners import base
 from krnet.nn.paper_config import NetworkConfig
 from krnet.train.config import FitConfig
 
-CONFIGS = {name: base.choose(name).config_class for name in learning.base.names()}
+CONFIGS = {name: base.get_learner(name).config_class for name in learning.base.learner_names()}
 CONFIGS |= {"network": NetworkConfig, "fit": FitConfig, "all learners": base.LearnerConfig}
 
 
@@ -63,7 +63,7 @@ def test_every_setting_is_described_in_a_sentence(name):
         assert text.endswith(".") and len(text) > 10
 
 
-@pytest.mark.parametrize("method", base.names())
+@pytest.mark.parametrize("method", base.learner_names())
 def test_a_method_lists_its_own_settings_with_defaults_and_none_that_all_have(method):
     config = CONFIGS[method]
     shown = " ".join(explain_settings(config, base.LearnerConfig).split())
@@ -93,13 +93,13 @@ def test_unknown_names_are_refused_with_the_nearest_or_with_all():
 )
 def test_shares_may_be_one_number_or_several(given, expected):
     assert check_shares("drops", given) == expected
-    assert base.make_config(base.choose("finetune"), {"drops": given}).schedule(0).drops == expected
+    assert base.make_config(base.get_learner("finetune"), {"drops": given}).schedule(0).drops == expected
 
 
 @pytest.mark.parametrize("given", ["0.5;0.7", 1.5, [-0.1], [0.5, "0.7"], [True], None, float("nan")], ids=repr)
 def test_what_is_no_share_is_refused(given):
     with pytest.raises(SettingError, match=r"drops is .*; expected 0 to 1"):
-        base.make_config(base.choose("finetune"), {"drops": given})
+        base.make_config(base.get_learner("finetune"), {"drops": given})
 
 
 def test_shares_that_a_learner_adds_are_checked_as_well():

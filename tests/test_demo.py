@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import krnet
 from krnet import task_loop as learning
 from krnet.cli import app as cli
-from learning_tools import ctrl_c_at, without_times
+from learning_tools import assert_same_run, ctrl_c_at
 
 FOLDERS = {
     "fine-tuning": "fine-tuning",
@@ -94,4 +94,4 @@ def test_a_demo_that_was_stopped_goes_on_when_called_again(done: tuple[Path, Any
     resumed = demo("--out", tmp_path, "--json", "--quiet")
     assert resumed.exit_code == 0 and resumed.stderr == ""
     for name, run in json.loads(done[1].stdout)["runs"].items():
-        assert without_times(json.loads(resumed.stdout)["runs"][name]) == without_times(run)
+        assert_same_run(json.loads(resumed.stdout)["runs"][name], run)

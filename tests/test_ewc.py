@@ -136,7 +136,7 @@ def test_the_fisher_is_the_mean_of_squared_gradients_of_single_images(digits, mo
     learner = after_tasks(ewc.Ewc, digits, 2, clip=0.0, **settings)
     ids = learner.context.task_ids(1)[:20]
     expected = fisher_by_loop(learner, ids, settings["labels"])
-    monkeypatch.setattr(_importance, "CHUNK", 8)
+    monkeypatch.setattr(_importance, "CHUNK_IMAGES", 8)
     found = learner.measure(ids)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
@@ -173,7 +173,7 @@ def test_importances_of_tasks_are_merged_and_new_rows_keep_their_own(digits, mer
     learner.expand(1)
     learner.importance = {name: torch.full_like(value, 3.0) for name, value in learner.importance.items()}
     measured = {name: torch.full_like(value, 5.0) for name, value in learner.model.named_parameters()}
-    for name, value in learner.merged(measured).items():
+    for name, value in learner.merge_importances(measured).items():
         expected = 5.0 if name.startswith("head.parts.1") else 3 * old + 5 * new
         assert torch.allclose(value, torch.full_like(value, expected)), name
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from krnet.learners.exemplars import Exemplars, choose, class_means, herd, nearest
+from krnet.learners.exemplars import Exemplars, class_means, herd, herd_classes, nearest_mean_scores
 from krnet.train.classifier import Images
 from learning_tools import small_digits
 
@@ -55,7 +55,7 @@ def test_herded_images_have_nearly_the_mean_of_all():
 
 def test_choice_goes_class_by_class_with_the_best_first():
     features, labels = torch.randn(40, 6), torch.randint(3, (40,)) + 5
-    places = choose(features, labels, 4)
+    places = herd_classes(features, labels, 4)
     assert labels[places].tolist() == [5] * 4 + [6] * 4 + [7] * 4
     for number, label in enumerate((5, 6, 7)):
         own = (labels == label).nonzero()[:, 0]
@@ -66,25 +66,25 @@ def stored(counts):
     """Exemplars whose one pixel is their rank."""
     ranks = torch.cat([torch.arange(n) for n in counts]).to(torch.uint8)
     labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-    return Exemplars.none((1, 1, 1), CPU).extended(ranks.view(-1, 1, 1, 1), labels)
+    return Exemplars.none((1, 1, 1), CPU).append(ranks.view(-1, 1, 1, 1), labels)
 
 
 def test_shrinking_drops_the_last_of_every_class():
-    small = stored([5, 2, 4]).shrunk(3)
+    small = stored([5, 2, 4]).truncate(3)
     assert small.labels.tolist() == [0, 0, 0, 1, 1, 2, 2, 2]
     assert small.pixels.flatten().tolist() == [0, 1, 2, 0, 1, 0, 1, 2]
-    assert len(stored([5, 2, 4]).shrunk(5)) == 11 and len(Exemplars.none((1, 8, 8), CPU).shrunk(3)) == 0
+    assert len(stored([5, 2, 4]).truncate(5)) == 11 and len(Exemplars.none((1, 8, 8), CPU).truncate(3)) == 0
 
 
 def test_exemplars_are_copies():
     pixels = torch.zeros(2, 1, 1, 1, dtype=torch.uint8)
-    kept = Exemplars.none((1, 1, 1), CPU).extended(pixels, torch.tensor([0, 1]))
+    kept = Exemplars.none((1, 1, 1), CPU).append(pixels, torch.tensor([0, 1]))
     pixels.fill_(9)
     assert kept.pixels.sum() == 0
 
 
 def test_bytes_are_those_of_pixels_and_labels():
-    kept = Exemplars.none((3, 32, 32), CPU).extended(
+    kept = Exemplars.none((3, 32, 32), CPU).append(
         torch.zeros(20, 3, 32, 32, dtype=torch.uint8), torch.zeros(20, dtype=torch.int64)
     )
     assert kept.storage_bytes() == {"exemplars": 20 * 3072, "exemplar_labels": 20 * 4}
@@ -95,8 +95,8 @@ def test_a_task_and_the_exemplars_are_seen_alike_each_image_once_an_epoch(augmen
     digits = small_digits()
     images, labels = Images(digits, digits.train.images, CPU), digits.train.labels
     ids, kept_ids = torch.arange(100, 130), torch.tensor([3, 7, 11, 12, 40, 41])
-    kept = Exemplars.none(digits.image_shape, CPU).extended(images.pixels[kept_ids], labels[kept_ids])
-    batches = kept.joined(images, labels, ids, 12, 5, augmented=augmented)
+    kept = Exemplars.none(digits.image_shape, CPU).append(images.pixels[kept_ids], labels[kept_ids])
+    batches = kept.batches_with(images, labels, ids, 12, 5, augmented=augmented)
     assert batches.num_samples == 36
     found = [batches.tensors(*batches.inputs(i)) for i in range(3)]
     seen = torch.cat([x for x, _ in found]).flatten(1), torch.cat([y for _, y in found])
@@ -120,6 +120,6 @@ def test_means_and_distances_are_those_of_unit_vectors():
         rows = [row / row.norm() for row in features[labels == label]]
         mean = sum(rows) / len(rows)
         torch.testing.assert_close(means[label], mean / mean.norm())
-    scores = nearest(features, means)
+    scores = nearest_mean_scores(features, means)
     for row, found in zip(features, scores):
         torch.testing.assert_close(found, -torch.stack([(row / row.norm() - mean).norm() for mean in means]))

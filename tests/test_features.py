@@ -248,6 +248,7 @@ def test_unpacked_npz_leaves_no_file_behind(tmp_path, monkeypatch):
     assert torch.equal(source.read(IDS), torch.from_numpy(VALUES)[IDS])
 
 
+@pytest.mark.slow
 def test_memory_stays_bounded_while_a_large_file_is_scanned_and_sampled(tmp_path):
     # Sparse on disk, but every page that is read counts as resident until it is handed back.
     array = np.lib.format.open_memmap(tmp_path / "large.npy", "w+", np.float32, (6400, 16, 32, 32))

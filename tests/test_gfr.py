@@ -162,7 +162,7 @@ def test_a_gan_stopped_in_the_middle_ends_in_the_same_weights(tmp_path):
         assert torch.equal(resumed.state()[name], value), name
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_steps_in_a_graph_are_the_plain_steps():
     device = torch.device("cuda", 0)
     old = Generator(DIM, 3, latent=5, hidden=64).to(device)
@@ -272,6 +272,7 @@ def test_features_that_may_be_negative_are_refused():
         base.make_config(GFR, {"last_relu": False})
 
 
+@pytest.mark.slow
 def test_without_generated_features_old_classes_are_forgotten(tmp_path):
     settings = settings_for("gfr") | {
         "base_epochs": 20, "epochs": 60, "lr": 1e-3, "distillation": 0.3, "gan_epochs": 100, "gan_lr": 1e-3,

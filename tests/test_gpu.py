@@ -6,13 +6,13 @@ import pytest
 import torch
 
 import krnet
-from krnet.bench.speed import Streamed
+from krnet.bench.speed import StreamedFeed
 from krnet.device import pick_device
 from krnet.features.feed import Feed
 from krnet.features.source import open_features
 from maps import relu_maps
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.gpu
 SETTINGS = {"iterations": 300, "group_size": 64, "d0": 64, "c0": 64, "c1": 16, "stride": 1}
 
 
@@ -57,7 +57,7 @@ def test_a_loader_one_batch_ahead_gives_what_replay_gives(recorded):
 
 def test_streamed_batches_are_what_lies_at_their_ids():
     values = torch.randn(500, 3, 4, 4)
-    feed = Streamed(open_features(values), 64, 0, pick_device("cuda"))
+    feed = StreamedFeed(open_features(values), 64, 0, pick_device("cuda"))
     for iteration in range(30):
         ids, found = feed.batch(iteration)
         assert torch.equal(found.cpu(), values[ids.cpu()])

@@ -23,7 +23,7 @@ def digits():
 def make(digits, folder, **settings):
     context = base.Context(digits, small_tasks(), torch.device("cpu"), 1, folder)
     torch.manual_seed(0)
-    learner = base.choose("icarl")
+    learner = base.get_learner("icarl")
     return learner(context, base.make_config(learner, {**settings_for("icarl"), **settings}))
 
 
@@ -45,7 +45,7 @@ def test_distillation_is_the_divergence_of_softened_answers():
 
 
 def test_the_reference_setting_weighs_distillation_by_one():
-    config = base.choose("icarl").config_class()
+    config = base.get_learner("icarl").config_class()
     assert config.beta * config.temperature**2 == 1
     assert (config.epochs, config.lr, config.weight_decay, config.exemplars_per_class) == (160, 0.1, 5e-4, 20)
 

@@ -163,7 +163,7 @@ def test_copies_are_made_once_and_again_when_a_file_changes(folder, cache, monke
 
 def test_more_files_than_a_chunk_keep_their_order(folder, monkeypatch):
     expected = reds(data.load(str(folder)).train)
-    monkeypatch.setattr(imagefolder, "CHUNK", 5)
+    monkeypatch.setattr(imagefolder, "CHUNK_IMAGES", 5)
     monkeypatch.setattr(imagefolder, "COPY_VERSION", "another")
     said = []
     assert reds(data.load(str(folder), say=said.append).train) == expected and len(said) == 2

@@ -24,7 +24,7 @@ from krnet.learners.kril import learner as kril
 from krnet.nn.loaded import read_trunk
 from krnet.recorders.images import codec as _encoded
 from krnet.recorders.images import recorder
-from learning_tools import settings_for, small_digits, small_tasks, without_times
+from learning_tools import assert_same_run, settings_for, small_digits, small_tasks
 from test_images_recorder import MEAN, STD, features_of, make_images, make_trunk
 from test_kril import make, run_task
 
@@ -85,7 +85,7 @@ def test_without_a_budget_an_image_is_encoded_once(digits, tmp_path, monkeypatch
 
 @pytest.mark.parametrize(("budget", "single"), [(17_000, False), (17_000, True), (60_000, False)])
 def test_all_recordings_together_keep_the_budget(digits, tmp_path, monkeypatch, budget, single):
-    monkeypatch.setattr(recorder, "TRIED", 24)
+    monkeypatch.setattr(recorder, "SEARCH_SAMPLES", 24)
     learner = make(digits, tmp_path, recorder="images", budget=budget, single=single, **QUICK)
     for task in range(3):
         run_task(learner, task, tmp_path)
@@ -101,25 +101,23 @@ def test_images_are_as_good_to_learn_from_as_real_features_and_take_less(digits,
     assert {"base recording", "later recording"} < whole[1]["storage_bytes"].keys()
 
 
-@pytest.mark.parametrize(("where", "number"), [("while encoding", 2), ("with the file just written", 3)])
-def test_interrupted_at_a_recording_a_run_ends_as_if_nothing_had_happened(
-    digits, whole, tmp_path, monkeypatch, where, number
+def test_interrupted_with_a_recording_just_written_a_run_ends_as_if_nothing_had_happened(
+    digits, whole, tmp_path, monkeypatch
 ):
-    owner, name = (_encoded.Originals, "encode") if where == "while encoding" else (kril.RecorderFit, "result")
-    right, calls = getattr(owner, name), []
+    right, calls = kril.RecorderFit.result, []
 
     def stop(*given):
         calls.append(1)
-        if len(calls) == number:
+        if len(calls) == 3:
             raise KeyboardInterrupt
         return right(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(owner, name, stop)
+        patch.setattr(kril.RecorderFit, "result", stop)
         with pytest.raises(KeyboardInterrupt):
             learn(digits, tmp_path / "run")
     resumed = learn(digits, tmp_path / "run", resume=True)
-    assert without_times(resumed) == without_times(whole[1])
+    assert_same_run(resumed, whole[1])
 
 
 def test_another_quality_is_a_setting_and_an_unknown_one_is_refused(digits, tmp_path):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-import pickle
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,12 +18,12 @@ from typer.testing import CliRunner
 import krnet
 from forge import rewrite_metadata
 from krnet.cli import app as cli
-from krnet.errors import ChecksumError, InputError, NotARecordingError, RecordingError, SettingError, TensorShapeError
+from krnet.errors import InputError, NotARecordingError, RecordingError, SettingError, TensorShapeError
 from krnet.features.samples import Samples
 from krnet.features.source import open_features
 from krnet.features.stats import scan
 from krnet.io import archive
-from krnet.recorders.base import Job, choose
+from krnet.recorders.base import Job, get_recorder
 from krnet.recorders.images import codec as _encoded
 from krnet.recorders.images import recorder
 from krnet.train.config import FitConfig
@@ -143,20 +141,9 @@ def test_grey_images_come_back_in_every_codec_and_have_no_colours_to_subsample(c
         assert (decoded.int() - image.int()).abs().max() <= (0 if codec in _encoded.LOSSLESS else 30)
 
 
-def test_a_file_is_opened_with_its_trunk_and_replays_the_same(kept):
-    features, trunk = given()["features"], make_trunk()
-    recording = krnet.open(kept, trunk=trunk)
-    everything = recording[:]
-    assert recording.info()["r2"] > 0.9 and len(recording.labels) == 60
-    order = torch.randperm(60)
-    for size in (1, 7, 60):
-        assert torch.allclose(torch.cat([recording[ids] for ids in order.split(size)]), everything[order], atol=1e-5)
-    assert torch.allclose(recording[[3, 3, -1]], everything[[3, 3, 59]], atol=1e-5)
-    assert recording[[]].shape == (0, 8, 4, 4)
-    assert torch.allclose(pickle.loads(pickle.dumps(recording))[5:9], everything[5:9], atol=1e-5)
-    assert torch.allclose(recording.to("cpu")[0], everything[0], atol=1e-5)
-    report = krnet.verify(kept, features, trunk=trunk)
-    assert report["ok"] and report["same_features"]
+def test_a_recording_moved_to_a_device_takes_its_trunk_along(kept):
+    recording = krnet.open(kept, trunk=make_trunk())
+    assert torch.allclose(recording.to("cpu")[0], recording[0], atol=1e-5)
 
 
 def test_a_trunk_in_training_mode_replays_as_in_evaluation_and_is_left_alone(kept):
@@ -166,12 +153,6 @@ def test_a_trunk_in_training_mode_replays_as_in_evaluation_and_is_left_alone(kep
     assert torch.allclose(krnet.open(kept, trunk=trunk)[:], expected, atol=1e-5)
     assert trunk.training and recorder.fingerprint(trunk) == before
     assert all(p.requires_grad for p in trunk.parameters())
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_replays_as_a_cpu_does(kept):
-    on_gpu, on_cpu = (krnet.open(kept, device, trunk=make_trunk())[:].cpu() for device in ("cuda", "cpu"))
-    assert (on_gpu - on_cpu).abs().max() <= 1e-4 * on_cpu.abs().max()
 
 
 def test_images_come_in_either_layout_from_memory_or_a_file(kept, tmp_path):
@@ -266,7 +247,7 @@ def colourful(num: int = 60, size: int = 16) -> torch.Tensor:
 
 def budget_for(images: torch.Tensor, budget: int, **more) -> dict:
     trunk = make_trunk()
-    return choose("images").for_budget(
+    return get_recorder("images").for_budget(
         job_for(features=features_of(images, trunk), images=images, trunk=trunk, **more), budget
     )
 
@@ -295,25 +276,25 @@ def test_settings_that_are_given_are_not_searched():
     for chosen in ({"codec": "png"}, {"codec": "webp-lossless"}, {"codec": "jpeg", "quality": 33},
                    {"codec": "jpeg", "subsampling": 444}, {"codec": "webp"}):  # fmt: skip
         for budget in (100, 10**7):
-            assert chosen.items() <= choose("images").for_budget(job_for(**chosen), budget).items()
+            assert chosen.items() <= get_recorder("images").for_budget(job_for(**chosen), budget).items()
 
 
 @pytest.mark.parametrize("budget", [14_000, 18_000])
 def test_a_budget_is_met_and_nearly_used(budget, tmp_path, monkeypatch):
-    monkeypatch.setattr(recorder, "TRIED", 30)
-    settings = choose("images").for_budget(job_for(), budget)
+    monkeypatch.setattr(recorder, "SEARCH_SAMPLES", 30)
+    settings = get_recorder("images").for_budget(job_for(), budget)
     path = tmp_path / "x.krn"
     info = record(out=path, **settings).info()
     assert 0.8 * budget < os.stat(path).st_size <= budget
     for codec in ("jpeg", "webp"):
-        alone = choose("images").for_budget(job_for(codec=codec), budget)
+        alone = get_recorder("images").for_budget(job_for(codec=codec), budget)
         assert alone["codec"] == codec
         assert info["r2"] > record(**alone).info()["r2"] - 0.01
 
 
 def test_a_budget_too_small_for_any_quality_gives_the_smallest_and_lossless_is_taken_where_it_fits():
-    assert choose("images").for_budget(job_for(), 100)["quality"] == 1
-    assert choose("images").for_budget(job_for(), 10**7)["codec"] in _encoded.LOSSLESS
+    assert get_recorder("images").for_budget(job_for(), 100)["quality"] == 1
+    assert get_recorder("images").for_budget(job_for(), 10**7)["codec"] in _encoded.LOSSLESS
 
 
 # ------------------------------------------------------------------ from an earlier recording to more images
@@ -331,7 +312,7 @@ def test_images_of_an_earlier_recording_are_kept_byte_for_byte_in_the_same_quali
     more = grow(kept, out=path)
     old = krnet.open(kept, trunk=make_trunk())
     assert len(more) == 80 and torch.allclose(more[:60], old[:], atol=1e-5)
-    held, earlier = (_encoded.Encoded.read(r.settings, r, len(r)) for r in (more, old))
+    held, earlier = (_encoded.EncodedImages.read(r.settings, r, len(r)) for r in (more, old))
     assert [held.content(i) for i in range(60)] == [earlier.content(i) for i in range(60)]
     alone = krnet.open(path, trunk=make_trunk())
     assert torch.allclose(alone[60:], more[60:], atol=1e-5) and alone.info()["r2"] > 0.97
@@ -343,7 +324,7 @@ def test_a_file_from_before_there_was_subsampling_opens_and_is_grown_byte_for_by
     assert "subsampling" not in old.settings
     assert torch.allclose(old[:], krnet.open(kept, trunk=make_trunk())[:], atol=1e-5)
     more = grow(own)
-    held, earlier = (_encoded.Encoded.read(r.settings, r, len(r)) for r in (more, old))
+    held, earlier = (_encoded.EncodedImages.read(r.settings, r, len(r)) for r in (more, old))
     assert [held.content(i) for i in range(60)] == [earlier.content(i) for i in range(60)]
 
 
@@ -368,16 +349,16 @@ def test_other_colours_are_another_encoding_and_what_a_codec_does_not_use_is_not
 
 def test_in_another_quality_decoded_images_are_encoded_again(kept):
     more = grow(kept, quality=50)
-    decoded = _encoded.Encoded.read(krnet.open(kept).settings, krnet.open(kept), 60).images(torch.arange(60))
+    decoded = _encoded.EncodedImages.read(krnet.open(kept).settings, krnet.open(kept), 60).images(torch.arange(60))
     config = _encoded.ImagesConfig(quality=50)
     again = [_encoded.encode_image(image, config) for image in decoded.permute(0, 2, 3, 1).contiguous().numpy()]
-    held = _encoded.Encoded.read(more.settings, more, 80)
+    held = _encoded.EncodedImages.read(more.settings, more, 80)
     assert [held.content(i) for i in range(60)] == again
 
 
 @pytest.mark.parametrize("budget", [14_000, 20_000, 60_000])
 def test_a_budget_holds_for_old_and_new_images_together(kept, tmp_path, budget, monkeypatch):
-    monkeypatch.setattr(recorder, "TRIED", 30)
+    monkeypatch.setattr(recorder, "SEARCH_SAMPLES", 30)
     info = grow(kept, out=tmp_path / "x.krn", budget=budget).info()
     assert (tmp_path / "x.krn").stat().st_size <= budget
     assert (info["settings"]["codec"] in _encoded.LOSSLESS) == (budget == 60_000)
@@ -460,7 +441,6 @@ def test_a_trunk_for_a_recording_that_needs_none_is_refused(tmp_path):
         ({"mean": (1.0, 2.0)}, "mean is .*the images have 3 channels"), ({"std": (0.0,) * 3}, "std is 0.0"),
         ({"subsampling": 422}, "subsampling is 422"),
         ({"codec": "gif"}, "codec is 'gif'"), ({"quality": 0}, "quality is 0"), ({"quality": 101}, "quality is 101"),
-        ({"qualty": 3}, "did you mean 'quality'"), ({"head": nn.Identity()}, "head is given"),
     ],
 )  # fmt: skip
 def test_what_does_not_belong_together_is_refused(more, why, tmp_path):
@@ -470,14 +450,6 @@ def test_what_does_not_belong_together_is_refused(more, why, tmp_path):
 
 
 # ------------------------------------------------------------------ files that are damaged or forged
-
-
-def test_a_changed_byte_fails_the_checksum(own):
-    content = bytearray(own.read_bytes())
-    content[-200] ^= 1
-    own.write_bytes(content)
-    with pytest.raises(ChecksumError):
-        krnet.open(own, trunk=make_trunk())[:]
 
 
 @pytest.mark.parametrize(
@@ -518,19 +490,3 @@ def test_images_of_another_size_or_codec_than_said_are_refused(own):
         rewrite_metadata(own, lambda metadata, changes=changes: metadata["settings"].update(changes))
         with pytest.raises(NotARecordingError, match="does not decode"):
             krnet.open(own, trunk=make_trunk())[0]
-
-
-def test_no_error_of_a_file_is_unnamed(kept, tmp_path):
-    """Whatever single tensor is set to random numbers of its own type: samples come back, or a RecordingError."""
-    random = torch.Generator().manual_seed(3)
-
-    def shuffle(tensor: torch.Tensor) -> torch.Tensor:
-        raw = tensor.contiguous().view(torch.uint8)
-        return torch.randint(0, 256, raw.shape, generator=random, dtype=torch.uint8).view(tensor.dtype)
-
-    for name in archive.open_archive(kept).names:
-        path = tmp_path / "y.krn"
-        path.write_bytes(kept.read_bytes())
-        rewrite(path, **{name: shuffle})
-        with suppress(RecordingError):
-            assert krnet.open(path, trunk=make_trunk())[:].shape == (60, 8, 4, 4)

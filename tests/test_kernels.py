@@ -2,6 +2,7 @@
 
 Without a GPU the very source of the kernels runs, compiled by g++ with tests/cuda_shim.h in place of CUDA: with values
 in fp32, where it must agree with the plain layers to rounding, and in bf16. With a GPU the kernels themselves run, too.
+g++ takes its time: all but one shape of a norm and of a block are marked slow.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from emulator import Emulator
+from emulator import Emulator, first_quick
 from krnet.device import exact_math, fast_math
 from krnet.nn import layers
 from krnet.nn.cuda import kernels
@@ -23,7 +24,6 @@ from krnet.nn.paper_config import NetworkConfig
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CPU = torch.device("cpu")
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 # Groups of 4, 3, 5 and 40 channels (16-byte copies or not, whole warps or not), planes that are no squares, no planes.
 SHAPES = [(5, 8, 8, 8), (3, 6, 7, 7), (4, 10, 5, 3), (3, 80, 2, 3), (3, 16, 1, 1), (4, 130, 1, 1)]
 
@@ -105,7 +105,7 @@ def depthwise_block(conv1, norm1, conv2, norm2, x):
     return layers.depthwise_block(x.to(kernels.DTYPE) if layers._fused.get() else x, conv1, norm1, conv2, norm2)
 
 
-@pytest.mark.parametrize(("shape", "with_skip"), [*zip(SHAPES, [True, False] * 3), (SHAPES[0], False)])
+@pytest.mark.parametrize(("shape", "with_skip"), first_quick([*zip(SHAPES, [True, False] * 3), (SHAPES[0], False)]))
 def test_norm_and_activation_match_the_plain_layers(emulate, shape, with_skip):
     used = emulate()
     inputs = [maps(shape) for _ in range(1 + with_skip)]
@@ -113,6 +113,7 @@ def test_norm_and_activation_match_the_plain_layers(emulate, shape, with_skip):
     assert used.names == {"norm_forward", "norm_backward", "column_sums"}
 
 
+@pytest.mark.slow
 def test_vectors_match_the_plain_layers(emulate):
     used = emulate()
     x = torch.randn(5, 24, requires_grad=True)
@@ -120,6 +121,7 @@ def test_vectors_match_the_plain_layers(emulate):
     assert "norm_backward" in used.names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES[1:4])
 def test_an_fc_layer_becomes_a_map_as_by_the_plain_layers(emulate, shape):
     used = emulate()
@@ -131,13 +133,14 @@ def test_an_fc_layer_becomes_a_map_as_by_the_plain_layers(emulate, shape):
     assert used.names == {"move_rows", "norm_forward", "norm_backward", "column_sums"}
 
 
-@pytest.mark.parametrize("shape", [SHAPES[0], *SHAPES[2:4]])
+@pytest.mark.parametrize("shape", first_quick([(shape,) for shape in (SHAPES[0], *SHAPES[2:4])]))
 def test_a_depthwise_block_matches_the_plain_one(emulate, shape):
     used = emulate()
     assert max(both_ways(depthwise_block, [*depthwise(shape), maps(shape)])) < 1e-5
     assert used.names == {"unit_forward", "unit_backward", "column_sums"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", [{}, {"stride": 2, "conv_after": "depthwise"}, {"vector": True}, {"last_norm": True}]
 )
@@ -154,6 +157,7 @@ def test_a_whole_network_gives_the_plain_loss_and_gradients(emulate, settings):
     assert used.names == always if height == 1 else {*always, "move_rows", "unit_forward", "unit_backward"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("places", "lanes"), [(2, 2), (2, 3), (5, 3), (15, 1)])
 def test_a_norm_with_a_scale_for_each_value_is_the_same_however_its_places_are_shared_out(
     emulate, monkeypatch, places, lanes
@@ -180,6 +184,7 @@ def test_a_norm_with_a_scale_for_each_value_is_the_same_however_its_places_are_s
         torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_sample_fetched_ahead_changes_nothing(emulate):
     """Where shared memory is too small for that, samples come one by one."""
     x, gamma, beta = maps((7, 8, 8, 8)), 1 + 0.1 * torch.randn(8), 0.1 * torch.randn(8)
@@ -201,6 +206,7 @@ def test_sums_of_columns_are_right_and_the_same_each_time(emulate):
         assert torch.equal(found, kernels.column_sums(parts))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [16, 5])
 def test_rows_change_places_and_precision_as_by_torch(emulate, length):
     emulate(torch.bfloat16)
@@ -251,6 +257,7 @@ def block_errors(shape, device):
     return both_ways(depthwise_block, leaves), both_ways(rounded_block, leaves, layers_plain=depthwise_block)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(5, 32, 8, 8), (3, 6, 7, 7)])
 def test_a_depthwise_block_in_bf16_is_as_near_to_the_plain_one_as_rounding_lets_it_on_the_cpu(emulate, shape):
     emulate(torch.bfloat16)
@@ -258,6 +265,7 @@ def test_a_depthwise_block_in_bf16_is_as_near_to_the_plain_one_as_rounding_lets_
     assert all(mine < 2 * theirs + 2**-6 for mine, theirs in zip(fused, rounded, strict=True)), (fused, rounded)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "with_skip"),
     [((5, 32, 8, 8), False), ((4, 80, 5, 3), True), ((3, 6, 7, 7), True), ((3, 48, 1, 1), False)],
@@ -283,11 +291,13 @@ def fc_errors(shape, device):
     return both_ways(run, [linear, norm, x])
 
 
+@pytest.mark.slow
 def test_an_fc_layer_in_bf16_becomes_a_map_as_near_to_the_plain_one_as_rounding_lets_it_on_the_cpu(emulate):
     emulate(torch.bfloat16)
     assert max(fc_errors((20, 16, 5, 3), CPU)) < 2**-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [3, 20])  # fewer and more than inputs of the layer
 @pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16])
 def test_an_fc_layer_in_bf16_becomes_a_map_whichever_of_weights_and_product_is_brought_into_order(emulate, batch, kept):
@@ -311,6 +321,7 @@ def run_all():
         y.backward(torch.randn_like(y))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "taken", "put", "said"),
     [
@@ -335,6 +346,7 @@ def test_a_barrier_or_a_wait_that_is_missing_would_be_seen(emulate, monkeypatch,
         run_all()
 
 
+@pytest.mark.slow
 def test_with_all_its_barriers_and_waits_nothing_is_seen(emulate):
     emulate()
     run_all()
@@ -349,13 +361,14 @@ def without_the_skips_gradient(monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_wrong_would_be_seen_on_the_cpu(emulate, monkeypatch):
     emulate()
     without_the_skips_gradient(monkeypatch)
     assert max(both_ways(depthwise_block, [*depthwise((3, 8, 8, 8)), maps((3, 8, 8, 8))])) > 0.2
 
 
-@needs_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     "shape", [(200, 8, 8, 8), (300, 6, 7, 7), (100, 100, 5, 3), (300, 512, 8, 8), (50, 1024, 8, 8)]
 )
@@ -364,7 +377,7 @@ def test_a_depthwise_block_is_as_near_to_the_plain_one_as_rounding_to_bf16_lets_
     assert all(mine < 2 * theirs + 2**-6 for mine, theirs in zip(fused, rounded, strict=True)), (fused, rounded)
 
 
-@needs_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     "shape", [(200, 64, 8, 8), (50, 256, 16, 16), (40, 10, 5, 3), (20, 6, 9, 9), (300, 512, 1, 1), (300, 1536, 1, 1)]
 )
@@ -374,20 +387,20 @@ def test_norm_and_activation_in_bf16_are_as_near_to_the_plain_ones_as_rounding_l
     assert max(both_ways(norm_act, [away_from_one(nn.GroupNorm(2, shape[1]), DEVICE), *inputs])) < 2**-7
 
 
-@needs_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(200, 512, 8, 8), (100, 1024, 8, 8), (40, 10, 5, 3)])
 def test_an_fc_layer_in_bf16_becomes_a_map_as_near_to_the_plain_one_as_rounding_lets_it(shape):
     assert max(fc_errors(shape, DEVICE)) < 2**-6
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_a_gradient_that_is_wrong_would_be_seen(monkeypatch):
     """The check can fail: without the skip's gradient it does."""
     without_the_skips_gradient(monkeypatch)
     assert max(block_errors((200, 8, 8, 8), DEVICE)[0]) > 0.2
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_the_fast_step_agrees_with_the_plain_step_within_bf16_rounding():
     """Loss and gradients of the paper's CIFAR network: as far from float32 as plain bf16 is, or nearer."""
     from krnet.nn.paper_config import PRESETS

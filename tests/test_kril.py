@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,9 +19,11 @@ from krnet.learners.kril import learner as kril
 from krnet.learners.kril import recordings as _kril_recordings
 from krnet.train.classifier import Saving
 from krnet.train.config import FitConfig
-from learning_tools import settings_for, small_digits, small_tasks, without_times
+from learning_tools import settings_for, small_digits, small_tasks
 
 CPU = torch.device("cpu")
+SIZES = "d0=64,c0=32,c1=16"
+SHORT = {"base_epochs": 1, "epochs": 1, "recorder_iterations": 10}  # where nothing need be learned well
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +53,7 @@ def old_accuracy(run):
 
 
 def learn(digits, out, **settings):
-    own = {**settings_for("kril"), "base_epochs": 12, "recorder_iterations": 60, **settings}
+    own = {**settings_for("kril"), "base_epochs": 12, "recorder_iterations": 60, "recorder_settings": SIZES, **settings}
     return learning.learn("kril", digits, small_tasks(), out=out, settings=own, device="cpu", seed=1)
 
 
@@ -73,64 +76,95 @@ def test_old_classes_are_kept_by_replays_and_lost_with_noise_in_their_place(digi
 
 
 def test_replays_are_nearly_as_good_as_real_features(digits, whole, tmp_path):
-    real = learn(digits, tmp_path / "raw", recorder="raw")
+    real = learn(digits, tmp_path / "raw", recorder="raw", recorder_settings="")
     assert real["storage_bytes"]["total"] > whole["storage_bytes"]["total"] / 20
     assert abs(real["last"] - whole["last"]) < 0.15
 
 
-def test_after_the_base_task_no_old_image_is_looked_at(digits, tmp_path, monkeypatch):
-    learner = make(digits, tmp_path)
-    run_task(learner, 0, tmp_path)
-    taken = []
-    images, right = learner.context.train, learner.context.train.take
-    monkeypatch.setattr(images, "take", lambda ids, draws=None: taken.append(ids.clone()) or right(ids, draws))
-    run_task(learner, 1, tmp_path)
-    assert set(torch.cat(taken).tolist()) == set(learner.context.task_ids(1).tolist())
+@dataclass
+class Seen:
+    """What was there after a task of one learner, and what happened during it."""
+
+    files: list[Path]
+    labels: torch.Tensor
+    file_bytes: int
+    stored: dict[str, int]
+    base_content: bytes
+    trunk: dict[str, torch.Tensor]
+    tail: dict[str, torch.Tensor]
+    taken: set[int]
+    recorded: list[tuple[torch.Tensor, torch.Tensor]]
 
 
-def test_f1_stays_as_the_base_task_left_it(digits, tmp_path):
-    learner = make(digits, tmp_path)
-    run_task(learner, 0, tmp_path)
-    trunk, tail = (copy.deepcopy(part.state_dict()) for part in (learner.trunk, learner.tail))
-    run_task(learner, 1, tmp_path)
-    assert all(torch.equal(value, trunk[name]) for name, value in learner.trunk.state_dict().items())
-    assert not all(torch.equal(value, tail[name]) for name, value in learner.tail.state_dict().items())
+@pytest.fixture(scope="module", params=[False, True], ids=["two files", "single"])
+def seen(request, digits, tmp_path_factory):
+    """A learner that went through all its tasks, its folder, and what was seen of each task."""
+    folder = tmp_path_factory.mktemp("seen")
+    learner = make(digits, folder, single=request.param)
+    images, taken, recorded, tasks = learner.context.train, [], [], []
+    take, record = images.take, api.record
+
+    def note_images(ids, draws=None):
+        taken.append(ids.clone())
+        return take(ids, draws)
+
+    def note_features(features, labels, **options):
+        recorded.append((features.clone(), labels.clone()))
+        return record(features, labels, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(images, "take", note_images)
+        patch.setattr(api, "record", note_features)
+        for task in range(3):
+            run_task(learner, task, folder)
+            files = learner.recordings.files(task)
+            tasks.append(
+                Seen(
+                    files, torch.cat([api.open(path).labels for path in files]),
+                    sum(path.stat().st_size for path in files), learner.storage_bytes(), files[0].read_bytes(),
+                    *(copy.deepcopy(part.state_dict()) for part in (learner.trunk, learner.tail)),
+                    set(torch.cat(taken).tolist()), list(recorded),
+                )
+            )  # fmt: skip
+            taken.clear()
+            recorded.clear()
+    return learner, folder, tasks
 
 
-@pytest.mark.parametrize("single", [False, True])
-def test_recordings_hold_every_sample_of_all_tasks_and_their_bytes_are_those_on_disk(digits, tmp_path, single):
-    learner = make(digits, tmp_path, single=single)
-    for task in range(3):
-        run_task(learner, task, tmp_path)
-        recordings = [api.open(path) for path in learner.recordings.files(task)]
-        labels = torch.cat([recording.labels for recording in recordings])
-        expected = torch.cat([learner.context.train_labels[learner.context.task_ids(t)] for t in range(task + 1)])
-        assert labels.sort().values.tolist() == expected.sort().values.tolist()
-        assert len(recordings) == (1 if single or task == 0 else 2)
-        stored = learner.storage_bytes()
-        assert sum(stored.values()) == sum(path.stat().st_size for path in learner.recordings.files(task))
-    # Two generations at most: what the last task needed, and what the next one will.
-    assert len(list(tmp_path.glob("*.krn"))) == (2 if single else 3)
-
-
-def test_the_base_recording_is_never_written_again(digits, tmp_path):
-    learner = make(digits, tmp_path)
-    run_task(learner, 0, tmp_path)
-    before = (tmp_path / "base.krn").read_bytes()
+def test_after_the_base_task_no_old_image_is_looked_at(seen):
+    learner, _, tasks = seen
     for task in (1, 2):
-        run_task(learner, task, tmp_path)
-    assert (tmp_path / "base.krn").read_bytes() == before
+        assert tasks[task].taken == set(learner.context.task_ids(task).tolist())
 
 
-def test_later_recorders_teach_themselves_from_the_replays_of_the_one_before(digits, tmp_path, monkeypatch):
-    learner = make(digits, tmp_path)
-    for task in range(2):
-        run_task(learner, task, tmp_path)
-    recorded = []
-    monkeypatch.setattr(api, "record", lambda features, labels, **options: recorded.append((features, labels)))
-    before = api.open(tmp_path / "later-1.krn")
-    run_task(learner, 2, tmp_path)
-    ((features, labels),) = recorded
+def test_f1_stays_as_the_base_task_left_it(seen):
+    _, _, (before, *later) = seen
+    for after in later:
+        assert all(torch.equal(value, before.trunk[name]) for name, value in after.trunk.items())
+        assert not all(torch.equal(value, before.tail[name]) for name, value in after.tail.items())
+
+
+def test_recordings_hold_every_sample_of_all_tasks_and_their_bytes_are_those_on_disk(seen):
+    learner, folder, tasks = seen
+    single = learner.config.single
+    for task, found in enumerate(tasks):
+        expected = torch.cat([learner.context.train_labels[learner.context.task_ids(t)] for t in range(task + 1)])
+        assert found.labels.sort().values.tolist() == expected.sort().values.tolist()
+        assert len(found.files) == (1 if single or task == 0 else 2)
+        assert sum(found.stored.values()) == found.file_bytes
+    # Two generations at most: what the last task needed, and what the next one will.
+    assert len(list(folder.glob("*.krn"))) == (2 if single else 3)
+
+
+def test_the_base_recording_is_never_written_again_unless_one_recording_holds_all_tasks(seen):
+    learner, _, tasks = seen
+    assert len({found.base_content for found in tasks}) == (3 if learner.config.single else 1)
+
+
+def test_later_recorders_teach_themselves_from_the_replays_of_the_one_before(seen):
+    learner, _, tasks = seen
+    ((features, labels),) = tasks[2].recorded
+    before = api.open(tasks[1].files[-1])
     assert torch.equal(features[: len(before)], before.replay(torch.arange(len(before))))
     assert torch.equal(labels[: len(before)], before.labels)
     ids = learner.context.task_ids(2)
@@ -141,7 +175,7 @@ def test_later_recorders_teach_themselves_from_the_replays_of_the_one_before(dig
 @pytest.mark.parametrize("single", [False, True])
 @pytest.mark.parametrize(("recorder", "budget"), [("krnet", 60_000), ("quantized", 60_000)])
 def test_all_recordings_together_keep_the_budget_and_use_most_of_it(digits, tmp_path, recorder, budget, single):
-    learner = make(digits, tmp_path, recorder=recorder, budget=budget, single=single)
+    learner = make(digits, tmp_path, recorder=recorder, budget=budget, single=single, **SHORT)
     for task in range(learner.context.split.num_tasks):
         run_task(learner, task, tmp_path)
         assert sum(learner.storage_bytes().values()) <= budget
@@ -158,14 +192,14 @@ def test_a_budget_below_the_size_of_raw_features_is_refused_before_any_training(
         BudgetError, match=r"the budget is 90000 bytes for all 192 samples, of which a recording of"
     ) as e:
         make(digits, tmp_path, recorder="raw", budget=90_000, single=single)
-    settings = {"base_epochs": 1, "epochs": 1, "single": single, "recorder": "raw", "budget": advised(e)}
+    settings = {**SHORT, "single": single, "recorder": "raw", "budget": advised(e)}
     learner = make(digits, tmp_path, **settings)
     for task in range(3):
         run_task(learner, task, tmp_path)
 
 
 def test_a_budget_that_a_recorder_turns_out_to_miss_is_refused_in_terms_of_the_whole(digits, tmp_path):
-    settings = {"base_epochs": 1, "epochs": 1, "recorder": "quantized"}
+    settings = {**SHORT, "recorder": "quantized"}
     with pytest.raises(BudgetError, match=r"the budget is 3000 bytes for all 192 .*another folder \(--out\)") as error:
         run_task(make(digits, tmp_path, budget=3000, **settings), 0, tmp_path)
     learner = make(digits, tmp_path, budget=advised(error), **settings)
@@ -175,7 +209,7 @@ def test_a_budget_that_a_recorder_turns_out_to_miss_is_refused_in_terms_of_the_w
 
 @pytest.mark.parametrize(("recorder", "budget"), [("krnet", 60_000), ("pca", 60_000), ("quantized", None)])
 def test_a_recording_that_grows_is_one_file_whose_old_samples_stay_as_they_are(digits, tmp_path, recorder, budget):
-    learner = make(digits, tmp_path, recorder=recorder, budget=budget)
+    learner = make(digits, tmp_path, recorder=recorder, budget=budget, **SHORT)
     run_task(learner, 0, tmp_path)
     before = learner.recordings.replay(0)
     for task in (1, 2):
@@ -186,27 +220,8 @@ def test_a_recording_that_grows_is_one_file_whose_old_samples_stay_as_they_are(d
         assert torch.equal(old, new[: len(old)])
 
 
-def test_a_run_interrupted_while_its_recording_grows_ends_as_if_nothing_had_happened(digits, tmp_path):
-    class Stop(learning.Silent):
-        def work(self, method, task, num_tasks, name, epochs):
-            self.here = task == 2 and name == "recorder"
-
-        def status(self, status):
-            if self.here:
-                raise KeyboardInterrupt
-
-    def learn(out, **options):
-        settings = {**settings_for("kril"), "budget": 60_000}
-        options = {"settings": settings, "device": "cpu", "seed": 1, "checkpoint_s": 0.0, **options}
-        return learning.learn("kril", digits, small_tasks(), out=tmp_path / out, **options)
-
-    with pytest.raises(KeyboardInterrupt):
-        learn("run", watcher=Stop())
-    assert without_times(learn("run", resume=True)) == without_times(learn("whole"))
-
-
 def test_the_loss_is_cross_entropy_plus_the_change_of_f2s_features_on_replays_alone(digits, tmp_path):
-    learner = make(digits, tmp_path, aux=3.0)
+    learner = make(digits, tmp_path, aux=3.0, recorder="raw", **SHORT)
     run_task(learner, 0, tmp_path)
     last = copy.deepcopy(learner.tail).eval()
     works = learner.learn(1)
@@ -224,7 +239,7 @@ def test_the_loss_is_cross_entropy_plus_the_change_of_f2s_features_on_replays_al
 
 
 def test_old_and_new_samples_come_in_proportion_to_their_numbers(digits, tmp_path):
-    learner = make(digits, tmp_path, batch_size=30)
+    learner = make(digits, tmp_path, batch_size=30, recorder="raw", **SHORT)
     run_task(learner, 0, tmp_path)
     batches = next(learner.learn(1)).batches
     # 4 classes of 24 old samples and 2 of 24 new ones.
@@ -233,7 +248,7 @@ def test_old_and_new_samples_come_in_proportion_to_their_numbers(digits, tmp_pat
 
 @pytest.mark.parametrize(("scaled", "iterations"), [(True, [40, 20, 40]), (False, [40, 40, 40])])
 def test_iterations_follow_the_number_of_samples_unless_fixed(digits, tmp_path, monkeypatch, scaled, iterations):
-    learner = make(digits, tmp_path, recorder_iterations=40, scaled=scaled)
+    learner = make(digits, tmp_path, scaled=scaled, **SHORT | {"recorder_iterations": 40})
     found = []
     right = api.record
 
@@ -249,7 +264,7 @@ def test_iterations_follow_the_number_of_samples_unless_fixed(digits, tmp_path, 
 
 @pytest.mark.parametrize("kr2", [True, False])
 def test_l_kr2_looks_through_f2_without_its_classifier(digits, tmp_path, monkeypatch, kr2):
-    learner = make(digits, tmp_path, kr2=kr2)
+    learner = make(digits, tmp_path, kr2=kr2, **SHORT)
     seen = []
     monkeypatch.setattr(api, "record", lambda *a, **options: seen.append(options["head"]))
     run_task(learner, 0, tmp_path)
@@ -286,7 +301,7 @@ def test_new_features_are_f1s_of_the_images_as_they_are_mirrored_or_cropped(digi
     ],
 )
 def test_new_features_may_be_as_coarse_as_replays_of_old_ones(digits, tmp_path, settings):
-    learner = make(digits, tmp_path, **settings)
+    learner = make(digits, tmp_path, **SHORT | settings)
     assert learner.config.new_features == "replayed"
     run_task(learner, 0, tmp_path)
     works = learner.learn(1)
@@ -305,7 +320,7 @@ def test_new_features_may_be_as_coarse_as_replays_of_old_ones(digits, tmp_path, 
 @pytest.mark.parametrize("settings", [{"new_features": "crop"}, {"augment": False}])
 def test_new_images_are_mirrored_no_more_than_those_of_the_base_task(digits, tmp_path, settings):
     data = replace(digits, flip="augment" in settings)
-    learner = make(data, tmp_path, recorder="raw", **settings)
+    learner = make(data, tmp_path, recorder="raw", **SHORT, **settings)
     run_task(learner, 0, tmp_path)
     batches = next(learner.learn(1)).batches
     for iteration in range(3):
@@ -336,7 +351,7 @@ def test_the_papers_schedule_brings_what_it_gives_for_imagenet(digits, tmp_path,
 
 
 def test_mirrored_replays_are_the_maps_mirrored(digits, tmp_path):
-    learner = make(replace(digits, flip=True), tmp_path, flip_replays=True)
+    learner = make(replace(digits, flip=True), tmp_path, flip_replays=True, recorder="raw", **SHORT)
     run_task(learner, 0, tmp_path)
     batches = next(learner.learn(1)).batches
     old, new, draws = batches.inputs(3)

@@ -29,7 +29,7 @@ from learn_bytes import Point, parse_points
 def call(tmp_path, monkeypatch):
     """The script with these arguments, on few digits; gives back the rows of the ledger."""
     monkeypatch.setenv("KRNET_LEDGER", str(tmp_path / "ledger.jsonl"))
-    monkeypatch.setattr(registry, "_load_digits", small_digits)
+    monkeypatch.setattr(registry, "load_digits", small_digits)
     learn_bytes.load_data.cache_clear()
 
     def run(*arguments):
@@ -109,7 +109,7 @@ def test_points_stay_below_their_budget_and_a_failing_one_leaves_its_error(call,
 
 
 def test_other_settings_are_other_points(tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "_load_digits", small_digits)
+    monkeypatch.setattr(registry, "load_digits", small_digits)
     point = Point("lucir", {}, 5000)
     common = {"data": "digits", "data_dir": None, "order": "natural", "tasks": 2, "base_classes": 4}
     plans = [
@@ -198,7 +198,7 @@ def test_runs_with_other_epochs_or_settings_are_never_one_line():
 
 
 def test_a_preset_has_its_name_and_settings_that_only_became_implicit_are_the_same():
-    own = plot_bytes.as_rows_have_it(base.choose("gfr").presets["own"])
+    own = plot_bytes.as_json_values(base.get_learner("gfr").presets["own"])
     assert {series for series, _ in dots_of([row("gfr", 0.6), row("gfr", 0.5, **own)])} == {"GFR", "GFR own"}
     old, new = ({"recorder_schedule": "fast", "gamma": gamma} for gamma in (1e-3, None))
     found = dots_of([row("kril", 0.6, budget=5, **old), row("kril", 0.7, budget=9, **new)])

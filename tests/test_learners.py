@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
+from dataclasses import fields
 
 import pytest
 import torch
@@ -19,7 +17,7 @@ from krnet.learners import base
 from krnet.train.classifier import Saving
 from learning_tools import settings_for, small_digits, small_tasks
 
-METHODS = base.names()
+METHODS = base.learner_names()
 KEYS = {
     "method", "data", "order", "order_hash", "seed", "accuracy_matrix", "accuracy", "last", "average",
     "average_without_base", "forgetting", "storage_bytes", "seconds", "settings", "tasks",
@@ -46,16 +44,11 @@ def whole_runs(digits, tmp_path_factory):
 
 
 def learn(method, digits, out, **options):
-    return learning.learn(
-        method, digits, small_tasks(), out=out, settings=settings_for(method), device="cpu", seed=1, **options
-    )
+    options = {"settings": settings_for(method), "device": "cpu", "seed": 1, **options}
+    return learning.learn(method, digits, small_tasks(), out=out, **options)
 
 
-def without_times(run):
-    return {key: value for key, value in run.items() if "seconds" not in key}
-
-
-class Stop(learning.Silent):
+class Stop(learning.SilentWatcher):
     """Ctrl-C at the n-th look at the loss."""
 
     def __init__(self, after):
@@ -88,65 +81,65 @@ def test_the_base_task_is_learned(whole_runs, method):
     assert whole_runs(method)["accuracy"][0] > 0.5
 
 
-@pytest.mark.parametrize(
-    "after, method", [(3, m) for m in METHODS] + [(n, m) for n in (1, 5) for m in ("kril", "lucir")]
-)
-def test_interrupted_and_resumed_a_run_ends_as_if_nothing_had_happened(whole_runs, digits, tmp_path, method, after):
-    with pytest.raises(KeyboardInterrupt):
-        learn(method, digits, tmp_path / "run", watcher=Stop(after))
-    resumed = learn(method, digits, tmp_path / "run", resume=True)
-    assert without_times(resumed) == without_times(whole_runs(method))
-
-
-KILLED = """
-    import os, signal, sys
-    sys.path[:0] = {paths!r}
-    from learning_tools import settings_for, small_digits, small_tasks
-    from krnet import learning
-    class Die(learning.Silent):
-        seen = 0
-        def status(self, status):
-            Die.seen += 1
-            if Die.seen == {after}:
-                os.kill(os.getpid(), signal.SIGKILL)
-    learning.learn({method!r}, small_digits(), small_tasks(), out={out!r}, settings=settings_for({method!r}),
-                   device="cpu", seed=1, watcher=Die(), checkpoint_s=0.0)
-"""
-
-
-@pytest.mark.parametrize("method", [m for m in ("kril", "icarl") if m in METHODS])
-def test_a_run_that_was_really_killed_goes_on_to_the_same_end(whole_runs, digits, tmp_path, method):
-    out = str(tmp_path / "run")
-    code = textwrap.dedent(KILLED.format(paths=[str(Path(__file__).parent)], method=method, after=5, out=out))
-    env = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert without_times(learn(method, digits, out, resume=True)) == without_times(whole_runs(method))
+def run_task(learner, task, folder, known=()):
+    """Learn a task as the task loop does, taking over what its first pieces of work came to; what all came to."""
+    works, results = learner.learn(task), []
+    while True:
+        torch.manual_seed(learner.context.seed_for(task, 1 + len(results)))
+        if (work := next(works, None)) is None:
+            return results
+        if len(results) < len(known):
+            work.take(known[len(results)])
+        else:
+            work.run(Saving(folder / f"{task}-{len(results)}"), None)
+        results.append({name: value.clone() for name, value in work.result().items()})
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_learner_restored_from_its_state_predicts_the_same(digits, tmp_path, method):
-    config = base.make_config(base.choose(method), settings_for(method))
-    context = base.Context(digits, small_tasks(), torch.device("cpu"), 1, tmp_path)
-    torch.manual_seed(0)
-    learner = base.choose(method)(context, config)
-    for task in range(2):
-        for number, work in enumerate(learner.learn(task)):
-            work.run(Saving(tmp_path / f"{task}-{number}"), None)
-    torch.manual_seed(99)  # a new network starts from other weights
-    other = base.choose(method)(context, config)
-    other.restore(1, {name: value.clone() for name, value in learner.state().items()})
-    images = context.test.take(torch.arange(20))
-    with torch.no_grad():
-        for row, found in learner.predict(images).items():
-            assert torch.equal(other.predict(images)[row], found)
+def test_a_learner_restored_from_its_state_predicts_and_learns_on_as_if_nothing_had_happened(digits, tmp_path, method):
+    """A run that was stopped in the last piece of work of a task: those before it are taken over."""
+    quick = {"base_epochs": 1, "epochs": 2, "gan_epochs": 1, "recorder_iterations": 5}
+    config = base.make_config(
+        base.get_learner(method), settings_for(method) | {k: v for k, v in quick.items() if k in settings_of(method)}
+    )
+
+    def make(folder, seed):
+        torch.manual_seed(seed)  # the second starts from other weights
+        return base.get_learner(method)(base.Context(digits, small_tasks(), torch.device("cpu"), 1, folder), config)
+
+    (tmp_path / "a").mkdir()
+    learner = make(tmp_path / "a", 0)
+    run_task(learner, 0, tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    other = make(tmp_path / "b", 99)
+    other.restore(0, {name: value.clone() for name, value in learner.state().items()})
     assert other.storage_bytes() == learner.storage_bytes()
+    images = learner.context.test.take(torch.arange(20))
+    assert_same_predictions(learner, other, images)
+    results = run_task(learner, 1, tmp_path / "a")
+    run_task(other, 1, tmp_path / "b", known=results[:-1])
+    assert_same_predictions(learner, other, images)
+    for name, value in learner.state().items():
+        assert torch.equal(other.state()[name], value), name
+
+
+def settings_of(method):
+    return {field.name for field in fields(base.get_learner(method).config_class)}
+
+
+def assert_same_predictions(one, other, images):
+    for learner in (one, other):
+        for module in learner.modules().values():
+            module.eval()
+    with torch.no_grad():
+        for row, found in one.predict(images).items():
+            assert torch.equal(other.predict(images)[row], found)
 
 
 def test_methods_with_the_same_base_task_train_it_once(digits, tmp_path):
     names = []
 
-    class Note(learning.Silent):
+    class Note(learning.SilentWatcher):
         def status(self, status):
             names.append(status.iteration)
 
@@ -158,11 +151,12 @@ def test_methods_with_the_same_base_task_train_it_once(digits, tmp_path):
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(digits, tmp_path):
-    learn("finetune", digits, tmp_path / "run")
+    quick = {"settings": settings_for("finetune") | {"base_epochs": 1, "epochs": 1}}
+    learn("finetune", digits, tmp_path / "run", **quick)
     before = (tmp_path / "run" / "run.json").read_bytes()
     with pytest.raises(SettingError, match="--resume"):
-        learn("finetune", digits, tmp_path / "run")
-    learn("finetune", digits, tmp_path / "run", resume=True)
+        learn("finetune", digits, tmp_path / "run", **quick)
+    learn("finetune", digits, tmp_path / "run", resume=True, **quick)
     assert (tmp_path / "run" / "run.json").read_bytes() == before
 
 

@@ -24,14 +24,17 @@ from krnet import data, protocol
 from krnet import task_loop as learning
 from krnet.errors import BusyFolderError, InputError, RecordingError, ResumeError, SettingError
 from krnet.io import archive
-from krnet.io.atomic import atomic_write
-from krnet.io.lock import LOCK, working_in
+
+# MISSING files.MKDIR_ATTEMPTS
+from krnet.io.atomic import MKDIR_ATTEMPTS, atomic_write, make_folder
+from krnet.io.lock import LOCK_NAME, working_in
 from krnet.learners import base
 from krnet.train.loop import Status
-from learning_tools import small_digits, small_tasks, without_times
+from learning_tools import assert_same_run, small_digits, small_tasks
 
 QUICK: dict[str, Any] = {"backbone": "resnet8", "base_epochs": 1, "epochs": 1, "batch_size": 16}
 KRIL = {**QUICK, "recorder_iterations": 12, "fixed_layers": 3, "recorder_settings": "d0=16,c0=8,c1=8"}
+GROWING = {**QUICK, "recorder_iterations": 12, "fixed_layers": 3, "budget": 60_000}  # a compact KRNet
 LONG = 1000.0  # seconds that no run here takes
 
 
@@ -45,7 +48,7 @@ def learn(method: str, digits: data.DataSet, out: Path, **options: Any) -> dict[
     return learning.learn(method, digits, small_tasks(1), out=out, **options)
 
 
-class Stop(learning.Silent):
+class Stop(learning.SilentWatcher):
     """Ctrl-C during the piece of work of a task and name."""
 
     def __init__(self, task: int, name: str):
@@ -77,19 +80,21 @@ AT_WORK = """
     sys.path[:0] = {paths!r}
     from pathlib import Path
     import test_learning_files as here
-    from krnet import learning
-    class Wait(learning.Silent):
+    class Wait(here.Stop):
         def status(self, status):
-            print("at work", flush=True)
-            sys.stdin.read()
-    here.learn("kril", here.small_digits(12, 4), Path({out!r}), watcher=Wait(), checkpoint_s=0.0)
+            if self.now == self.wanted:
+                print("at work", flush=True)
+                sys.stdin.read()
+    here.learn("kril", here.small_digits(12, 4), Path({out!r}), watcher=Wait(1, "recorder"), checkpoint_s=0.0,
+               settings=here.GROWING)
 """
 
 
-def test_a_second_process_is_refused_until_the_first_is_dead_and_may_then_go_on(
+def test_a_second_process_is_refused_until_the_first_is_killed_and_goes_on_to_the_same_end(
     digits: data.DataSet, tmp_path: Path
 ) -> None:
-    out = tmp_path / "run"
+    """kill -9 while the recording of the base task grows by those of the next."""
+    out, growing = tmp_path / "run", {"settings": GROWING, "checkpoint_s": 0.0}
     code = textwrap.dedent(AT_WORK.format(paths=[str(Path(__file__).parent)], out=str(out)))
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         try:
@@ -97,18 +102,18 @@ def test_a_second_process_is_refused_until_the_first_is_dead_and_may_then_go_on(
             before = content(out)
             for resume in (False, True):
                 with pytest.raises(BusyFolderError, match=rf"run: another process \(PID {child.pid} on .*at work here"):
-                    learn("kril", digits, out, resume=resume)
+                    learn("kril", digits, out, resume=resume, **growing)
             assert content(out) == before
         finally:
             child.send_signal(signal.SIGKILL)
-    assert not (out / "run.json").exists()
-    resumed = learn("kril", digits, out, resume=True)
-    assert without_times(resumed) == without_times(learn("kril", digits, tmp_path / "straight"))
-    assert not (out / LOCK).exists()
+    assert not (out / "run.json").exists() and any(path.suffix == ".ckpt" for path in out.iterdir())
+    resumed = learn("kril", digits, out, resume=True, **growing)
+    assert_same_run(resumed, learn("kril", digits, tmp_path / "straight", **growing))
+    assert not (out / LOCK_NAME).exists()
 
 
 def test_what_a_dead_process_left_locked_is_no_run_and_no_obstacle(digits: data.DataSet, tmp_path: Path) -> None:
-    (tmp_path / LOCK).write_text("999999 on elsewhere\n")
+    (tmp_path / LOCK_NAME).write_text("999999 on elsewhere\n")
     assert learn("finetune", digits, tmp_path)["method"] == "finetune"
     assert set(content(tmp_path)) == {"run.json", "settings.json", "state.krn"}
 
@@ -150,6 +155,56 @@ def test_many_at_once_are_in_a_folder_one_at_a_time_though_each_removes_it_when_
     assert content(tmp_path) == {}
 
 
+@pytest.mark.parametrize("seen", [FileExistsError, FileNotFoundError])
+def test_a_folder_removed_by_another_while_it_is_made_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: type[OSError]
+) -> None:
+    """mkdir finds the folder there, and pathlib, looking again, does not; or a parent goes before the folder comes."""
+    made, seen_first, mkdir = tmp_path / "a" / "b", [], Path.mkdir
+
+    def removed_meanwhile(self: Path, *given: Any, **more: Any) -> None:
+        if self == made and len(seen_first) < 3:
+            seen_first.append(self)
+            raise seen(errno.EEXIST if seen is FileExistsError else errno.ENOENT, "as pathlib says", str(self))
+        mkdir(self, *given, **more)
+
+    monkeypatch.setattr(Path, "mkdir", removed_meanwhile)
+    assert make_folder(made) == [made, tmp_path / "a"] and made.is_dir() and len(seen_first) == 3
+    with working_in(made):
+        pass
+    assert made.is_dir()  # it was there before
+
+
+def test_a_folder_that_can_never_be_made_is_given_up_with_the_systems_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def never(self: Path, *given: Any, **more: Any) -> None:  # as in /proc
+        asked.append(self)
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(self))
+
+    monkeypatch.setattr(Path, "mkdir", never)
+    with pytest.raises(FileNotFoundError, match="No such file"):
+        make_folder(tmp_path / "a")
+    assert len(asked) == MKDIR_ATTEMPTS
+
+
+@pytest.mark.parametrize("kind", ["file", "dangling link", "link to a file"])
+@pytest.mark.parametrize("below", [".", "sub", "sub/deeper"])
+def test_what_is_no_folder_is_named_at_once(tmp_path: Path, kind: str, below: str) -> None:
+    (tmp_path / "file").touch()
+    place = tmp_path / "file"
+    if kind != "file":
+        place = tmp_path / "link"
+        place.symlink_to(tmp_path / ("file" if kind == "link to a file" else "nowhere"))
+    with pytest.raises(InputError, match=f"{place.name}: is not a folder"):
+        make_folder(place / below)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "good").symlink_to(tmp_path / "folder")
+    assert make_folder(tmp_path / "good" / "x") == [tmp_path / "good" / "x"] and (tmp_path / "folder" / "x").is_dir()
+
+
 def test_a_finished_run_is_shown_where_nothing_can_be_written(
     digits: data.DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,7 +240,7 @@ def test_a_base_task_that_another_process_finishes_first_changes_nothing(digits:
     with pytest.raises(KeyboardInterrupt):
         learn("kril", digits, tmp_path / "run", shared=shared, watcher=Meanwhile(0, "recorder of the base task"))
     resumed = learn("kril", digits, tmp_path / "run", shared=shared, resume=True)
-    assert without_times(resumed) == without_times(straight)
+    assert_same_run(resumed, straight)
 
 
 # ------------------------------------------------------------------ seconds
@@ -242,7 +297,7 @@ def test_the_watcher_takes_no_seconds_of_a_task(
     clock, late = time.perf_counter, [0.0]
     monkeypatch.setattr(learning.time, "perf_counter", lambda: clock() + late[0])
 
-    class Slow(learning.Silent):
+    class Slow(learning.SilentWatcher):
         def work(self, *arguments: Any) -> None:
             late[0] += LONG
 
@@ -303,7 +358,7 @@ def test_a_damaged_base_task_is_to_be_removed_and_is_then_trained_again(digits: 
         assert str(path) in str(caught.value) and "record again" not in str(caught.value)
     path.unlink()
     again = learn("finetune", digits, tmp_path / "b", shared=tmp_path / "shared", resume=True)
-    assert without_times(again) == without_times(first)
+    assert_same_run(again, first)
 
 
 @pytest.mark.parametrize("name", ["state.krn", "base.krn"])
@@ -366,7 +421,7 @@ def learn_tiny(method: str, counts: list[int], out: Path, **settings: Any) -> di
     return krnet.learn(method, tiny_images(counts), split, out=out, settings=quick, device="cpu")
 
 
-@pytest.mark.parametrize("method", base.names())
+@pytest.mark.parametrize("method", base.learner_names())
 def test_one_image_at_a_time_is_refused_where_it_ends_as_one_pixel(tmp_path: Path, method: str) -> None:
     # kril wants an old and a new one in each anyhow.
     message = r"task 0 trains on one image at a time, and images of 4x4 pixels .*batch_size|batch_size is 1; expected"
@@ -385,7 +440,7 @@ def test_a_task_of_one_image_is_refused_unless_old_ones_are_with_it(tmp_path: Pa
 def test_a_preset_is_taken_through_python_and_settings_go_over_it(digits: data.DataSet, tmp_path: Path) -> None:
     quick = {**QUICK, "gan_epochs": 1, "hidden": 8, "latent": 4}
     found = learn("gfr", digits, tmp_path / "gfr", preset="own", settings=quick)["settings"]
-    own = base.choose("gfr").presets["own"]
+    own = base.get_learner("gfr").presets["own"]
     assert found["base_lr"] == own["base_lr"] and found["optimizer"] == "adam" and found["backbone"] == "resnet8"
     with pytest.raises(SettingError, match="preset is 'own'; these methods have none"):
         learn("finetune", digits, tmp_path / "finetune", preset="own")

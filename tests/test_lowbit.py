@@ -9,12 +9,13 @@ from krnet.coding.weights import Rounding, pack, rounded, step_for, unpack
 from krnet.config import from_dict
 from krnet.errors import KrnetError, OversizedRecordingError, SettingError
 from krnet.nn.paper_config import NetworkConfig
-from krnet.recorders.base import Content
+from krnet.recorders.base import Content, bound_opening
+from krnet.recorders.fit import stored_packed
 from krnet.recorders.paper.recorder import rounding
 from maps import relu_maps
 
 PLAN = {"rows": Rounding(0, step_for(4)), "columns": Rounding(1, step_for(3)), "all": Rounding(None, 1 / 32)}
-SMALL = {"c0": 8, "d0": 32, "c1": 8, "group_size": 32}
+SMALL = {"recorder": "paper", "c0": 8, "d0": 32, "c1": 8, "group_size": 32}
 
 
 def weights(seed=0):
@@ -99,9 +100,10 @@ def test_damage_has_a_name(name, damage):
 
 
 def test_a_file_cannot_claim_more_weights_than_it_pays_for():
-    kept = pack({"rows": torch.zeros(2, 2)}, PLAN)
+    huge = stored_packed("net.", torch.nn.Linear(1 << 20, 1 << 20, device="meta"), {})
     with pytest.raises(OversizedRecordingError, match="expected at most"):
-        unpack(stored(kept), "net.", {"rows": (1 << 20, 1 << 20)}, PLAN)
+        bound_opening(huge, 10_000)
+    bound_opening(stored_packed("net.", torch.nn.Linear(64, 64), {}), 10_000)
 
 
 # ---------------------------------------------------------------- recordings
@@ -125,25 +127,35 @@ def test_a_recording_of_few_bits_replays_what_was_measured_when_it_was_made(maps
     torch.testing.assert_close(again[5], again.replay(ids)[5], rtol=1e-4, atol=1e-4)
 
 
-def test_few_bits_make_a_far_smaller_file_and_hardly_a_worse_one(maps, tmp_path):
-    features, labels = maps
-    options = {"iterations": 150, "device": "cpu", "c0": 16, "d0": 64, "c1": 16, "group_size": 32}
-    whole = api.record(features, labels, out=tmp_path / "a.krn", **options)
-    few = api.record(features, labels, out=tmp_path / "b.krn", bits=4.0, **options)
+LARGER = {"recorder": "paper", "iterations": 150, "device": "cpu", "c0": 16, "d0": 64, "c1": 16, "group_size": 32}
+
+
+@pytest.fixture(scope="module")
+def larger_maps():
+    return relu_maps(96, (8, 6, 6))
+
+
+@pytest.fixture(scope="module")
+def whole(larger_maps, tmp_path_factory):
+    """A recording in floats: open it anew before changing its network."""
+    return api.record(*larger_maps, out=tmp_path_factory.mktemp("whole") / "a.krn", **LARGER)
+
+
+def test_few_bits_make_a_far_smaller_file_and_hardly_a_worse_one(larger_maps, whole):
+    few = api.record(*larger_maps, bits=4.0, **LARGER)
     assert few.nbytes < whole.nbytes / 5
     assert few.info()["r2"] > whole.info()["r2"] - 0.05
 
 
-def test_training_for_few_bits_beats_rounding_afterwards():
-    features, labels = relu_maps(96, (8, 6, 6))
-    options = {"iterations": 150, "device": "cpu", "c0": 16, "d0": 64, "c1": 16, "group_size": 32}
-    trained = api.record(features, labels, bits=2.0, **options)
-    whole = api.record(features, labels, **options)
-    net = whole._load().net.net
-    config = from_dict(NetworkConfig, {k: v for k, v in whole.settings.items() if k != "groups"} | {"bits": 2.0})
+def test_training_for_few_bits_beats_rounding_afterwards(larger_maps, whole):
+    trained, later = api.record(*larger_maps, bits=2.0, **LARGER), krnet.open(whole.path)
+    net = later._load().net.net
+    config = from_dict(NetworkConfig, {k: v for k, v in later.settings.items() if k != "groups"} | {"bits": 2.0})
     net.load_state_dict(rounded(dict(net.named_parameters()), rounding(net, config)))
-    error, later = ((replays.replay(torch.arange(96)) - features).square().mean() for replays in (trained, whole))
-    assert error < 0.7 * later
+    of_trained, of_later = (
+        (replays.replay(torch.arange(96)) - larger_maps[0]).square().mean() for replays in (trained, later)
+    )
+    assert of_trained < 0.7 * of_later
 
 
 @pytest.mark.parametrize("code", [0, 6])

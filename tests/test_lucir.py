@@ -23,7 +23,7 @@ def digits():
 def make(digits, folder, tasks=None, **settings):
     context = base.Context(digits, tasks or small_tasks(), torch.device("cpu"), 1, folder)
     torch.manual_seed(0)
-    learner = base.choose("lucir")
+    learner = base.get_learner("lucir")
     return learner(context, base.make_config(learner, {**settings_for("lucir"), **settings}))
 
 

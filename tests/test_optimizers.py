@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from krnet.nn.muon import COEFFICIENTS, STEPS, Muon, orthogonalise
+from krnet.nn.muon import COEFFICIENTS, NUM_STEPS, Muon, orthogonalise
 
 SHAPES = [(8, 8), (64, 16), (16, 64), (300, 5), (1, 7), (7, 1)]
 
@@ -17,7 +17,7 @@ def newton_schulz(matrix: Tensor) -> Tensor:
     """The reference: the quintic iteration on the whole matrix, in float64."""
     a, b, c = COEFFICIENTS
     x = matrix.double() / matrix.double().norm()
-    for _ in range(STEPS):
+    for _ in range(NUM_STEPS):
         gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x

@@ -22,7 +22,7 @@ def row(r2, recorder="krnet", given=None, iterations=None, num_bytes=BUDGET, **c
 
 
 def drawn(rows):
-    return {(name, given): point["r2"] for (name, given, _), point in plot_rate.longest(rows).items()}
+    return {(name, given): point["r2"] for (name, given, _), point in plot_rate.longest_fits(rows).items()}
 
 
 def test_the_newest_of_the_longest_fits_is_drawn():

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import subprocess
-import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,27 +18,19 @@ from forge import rewrite_metadata
 from krnet.coding import kmeans as _kmeans
 from krnet.coding import matrix as _numbers
 from krnet.coding.entropy import Tables
-from krnet.errors import (
-    ChecksumError,
-    InputError,
-    NotARecordingError,
-    OversizedRecordingError,
-    RecordingError,
-    SettingError,
-    TensorShapeError,
-)
+from krnet.errors import NotARecordingError, OversizedRecordingError, RecordingError, SettingError, TensorShapeError
 from krnet.features.samples import Samples
 from krnet.features.source import open_features
 from krnet.features.stats import normalise, scan
 from krnet.io import archive
 from krnet.recorders import maps as _features
-from krnet.recorders.base import Job, choose
+from krnet.recorders.base import Job, get_recorder
 from krnet.recorders.pq import books as _pq_books
 from krnet.recorders.pq import budget as _pq_budget
 from krnet.recorders.pq import codes as _pq_codes
 from krnet.recorders.pq import recorder as pq
 from krnet.train.config import FitConfig
-from maps import relu_maps, signed_maps
+from maps import relu_maps
 
 SHAPE = (6, 5, 4)
 SETTINGS = {"parts": 3, "bits": 5, "rounds": 6}
@@ -103,7 +92,7 @@ def test_nearest_is_the_entry_of_least_distance_and_cost(monkeypatch):
     costs = torch.tensor([0.0, 0.1, math.inf, 0, 0.3, 0, 0])
     expected = [min(range(7), key=lambda k: float((point - entries[k]).square().sum() + costs[k])) for point in points]
     assert _kmeans.nearest(points, entries, costs).tolist() == expected
-    monkeypatch.setitem(_kmeans.DISTANCES, "cpu", 30)
+    monkeypatch.setitem(_kmeans.MAX_DISTANCES, "cpu", 30)
     assert _kmeans.nearest(points, entries, costs).tolist() == expected
 
 
@@ -163,10 +152,10 @@ def test_channels_that_are_alike_come_into_one_part():
     base = torch.randn(500, 3, generator=generator())
     points = torch.stack([base[:, k % 3] * (1 + k) for k in range(6)], 1)
     points += 0.01 * torch.randn(points.shape, generator=generator(1))
-    order = _pq_books.by_likeness(points, [2, 2, 2]).tolist()
+    order = _pq_books.order_by_correlation(points, [2, 2, 2]).tolist()
     assert sorted(map(sorted, (order[:2], order[2:4], order[4:]))) == [[0, 3], [1, 4], [2, 5]]
     points[:, 2] = 0.5  # a channel that does not vary is like none
-    assert sorted(_pq_books.by_likeness(points, [4, 2]).tolist()) == list(range(6))
+    assert sorted(_pq_books.order_by_correlation(points, [4, 2]).tolist()) == list(range(6))
 
 
 # ------------------------------------------------------------------ codes and tables
@@ -175,9 +164,9 @@ def test_channels_that_are_alike_come_into_one_part():
 def test_codes_and_entries_are_those_of_a_slow_version():
     features = relu_maps(20, SHAPE)[0]
     job = job_for(features)
-    config = _pq_books.resolved(job, _pq_books.PQConfig(parts=2, bits=3, rounds=3, rotations=0))
+    config = _pq_books.resolve_settings(job, _pq_books.PQConfig(parts=2, bits=3, rounds=3, rotations=0))
     books = _pq_books.Trainer(job, config).books(0.0)
-    found = _pq_codes.code(job, books, torch.arange(20))
+    found = _pq_codes.encode_samples(job, books, torch.arange(20))
     x = normalise(features, job.stats.low, job.stats.high)
     error, expected = 0.0, torch.empty_like(x)
     for part, entries in enumerate(books.entries):
@@ -225,8 +214,8 @@ def test_what_is_replayed_is_what_the_codes_say(kept):
     """Through the file: the only difference is the rounding of the entries, each up to a step in a width of two."""
     features = maps()[0]
     job = job_for(features)
-    config = _pq_books.resolved(job, _pq_books.PQConfig(**SETTINGS))
-    found = _pq_codes.code(job, _pq_books.Trainer(job, config).books(0.0), torch.arange(150))
+    config = _pq_books.resolve_settings(job, _pq_books.PQConfig(**SETTINGS))
+    found = _pq_codes.encode_samples(job, _pq_books.Trainer(job, config).books(0.0), torch.arange(150))
     codes = torch.from_numpy(found.values.reshape(150, -1).astype(np.float32))
     expected = found.books.inverse(codes).view(150, *SHAPE).clamp(0, 1)
     recording = krnet.open(kept)
@@ -250,15 +239,8 @@ def test_replays_are_near_the_features_and_the_file_is_far_smaller(tmp_path):
     assert torch.equal(krnet.open(path).labels, labels)
 
 
-def test_any_order_and_any_batch_give_the_same_samples(kept, monkeypatch):
-    recording = krnet.open(kept)
-    everything = recording[:]
-    order = torch.randperm(150, generator=generator(1))
-    for size in (1, 7, 150):
-        fresh = krnet.open(kept)
-        assert torch.equal(torch.cat([fresh[ids] for ids in order.split(size)]), everything[order])
-    assert recording[[]].shape == (0, *SHAPE)
-    assert torch.equal(recording.replay(torch.tensor([9]), "fast"), everything[9:10])
+def test_what_is_too_large_to_keep_is_decoded_each_time_and_the_same(kept, monkeypatch):
+    everything = krnet.open(kept)[:]
     monkeypatch.setattr(_numbers, "CACHE_BYTES", 0)
     assert torch.equal(krnet.open(kept)[[149, 2, 70, 2]], everything[[149, 2, 70, 2]])
 
@@ -272,46 +254,6 @@ def test_one_sample_is_read_from_its_own_block(kept, monkeypatch):
     monkeypatch.setattr(Tables, "decode", lambda self, *given: calls.append(1) or decode(self, *given))
     assert torch.equal(recording[100], expected[100])
     assert len(calls) == 1
-
-
-def test_another_process_reads_the_same(kept, tmp_path):
-    script = "import sys, torch, krnet; torch.save(krnet.open(sys.argv[2])[:], sys.argv[1])"
-    subprocess.run([sys.executable, "-c", script, str(tmp_path / "all.pt"), str(kept)], check=True)
-    assert torch.equal(torch.load(tmp_path / "all.pt"), krnet.open(kept)[:])
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_fits_and_reads_as_a_cpu_does(kept, tmp_path):
-    on_gpu, on_cpu = (krnet.open(kept, device)[:].cpu() for device in ("cuda", "cpu"))
-    assert (on_gpu - on_cpu).abs().max() <= 1e-4 * on_cpu.abs().max()
-    made = krnet.record(*maps(), recorder="pq", device="cuda", **SETTINGS)
-    assert made.info()["r2"] == pytest.approx(krnet.open(kept).info()["r2"], abs=0.02)
-
-
-@pytest.mark.parametrize("shape", [(), (7,), (4, 5, 3), (2, 3, 4, 5), (3, 1, 6), (9, 4)], ids=str)
-@pytest.mark.parametrize("rate_weight", [0, 1e-5])
-def test_features_of_any_shape_are_recorded(shape, rate_weight):
-    features = torch.randn(40, *shape, generator=generator()).relu() * 50
-    recording = krnet.record(features, recorder="pq", rate_weight=rate_weight)
-    assert recording[:].shape == features.shape
-    assert recording.info()["r2"] > 0.99
-
-
-def test_constant_features_and_single_samples_come_back():
-    constant = torch.full((30, 3, 4), 7.25)
-    assert torch.equal(krnet.record(constant, recorder="pq")[:], constant)
-    single = torch.randn(1, 3, 4)
-    found = krnet.record(single, recorder="pq")[:]
-    assert (found - single).abs().max() < 0.01
-    half = torch.randn(50, 2, 3)
-    half[:, 1] = -3.5
-    assert torch.equal(krnet.record(half, recorder="pq")[:][:, 1], half[:, 1])
-
-
-def test_signed_features_and_other_types_are_recorded():
-    features = signed_maps(100)[0]
-    recording = krnet.record(features.to(torch.bfloat16), recorder="pq", rounds=8)
-    assert recording.info()["r2"] > 0.97 and recording[:].min() < 0
 
 
 def test_parts_of_unequal_width_and_codes_of_12_bits_are_recorded():
@@ -343,7 +285,7 @@ def test_the_codes_take_their_entropy_and_no_more(kept):
     job = job_for(features)
     plan = _pq_codes.make_plan(
         job,
-        config := _pq_books.resolved(job, _pq_books.PQConfig(**SETTINGS)),
+        config := _pq_books.resolve_settings(job, _pq_books.PQConfig(**SETTINGS)),
         _pq_books.Trainer(job, config),
         torch.arange(150),
     )
@@ -359,16 +301,10 @@ def test_the_codes_take_their_entropy_and_no_more(kept):
 
 def test_the_size_is_told_before_anything_is_coded(kept):
     job = job_for(*maps())
-    config = _pq_books.resolved(job, _pq_books.PQConfig(**SETTINGS))
+    config = _pq_books.resolve_settings(job, _pq_books.PQConfig(**SETTINGS))
     plan = _pq_codes.make_plan(job, config, _pq_books.Trainer(job, config), torch.arange(150))
     size = kept.stat().st_size
     assert size <= plan.size_bytes <= size + 2500
-
-
-def test_recording_twice_gives_the_same_tensors(kept, tmp_path):
-    krnet.record(*maps(), recorder="pq", out=tmp_path / "x.krn", **SETTINGS)
-    one, other = (archive.open_archive(path) for path in (kept, tmp_path / "x.krn"))
-    assert all(torch.equal(one.tensor(name), other.tensor(name)) for name in one.names)
 
 
 def test_features_that_take_several_readings_are_recorded_the_same(kept, monkeypatch, tmp_path):
@@ -382,9 +318,9 @@ def test_features_that_take_several_readings_are_recorded_the_same(kept, monkeyp
 
 @pytest.mark.parametrize("budget", [12_000, 20_000, 60_000])
 def test_a_budget_is_met_and_used(budget, tmp_path, monkeypatch):
-    monkeypatch.setattr(_pq_budget, "TRIED_BITS", (4, 6))
+    monkeypatch.setattr(_pq_budget, "TRIAL_BITS", (4, 6))
     features, labels = relu_maps(500, (8, 6, 6))
-    settings = choose("pq").for_budget(job_for(features, labels, rounds=5, rotations=1), budget)
+    settings = get_recorder("pq").for_budget(job_for(features, labels, rounds=5, rotations=1), budget)
     assert settings["rounds"] == 5
     path = tmp_path / "x.krn"
     info = krnet.record(features, labels, recorder="pq", out=path, **settings).info()
@@ -398,24 +334,26 @@ def test_a_budget_is_met_and_used(budget, tmp_path, monkeypatch):
 
 def test_a_search_codes_all_samples_a_few_times_and_the_fit_after_it_none(monkeypatch):
     features, calls = relu_maps(300, (8, 6, 6))[0], []
-    code = _pq_codes.code
-    monkeypatch.setattr(_pq_budget, "TRIED_POSITIONS", 2048)
-    monkeypatch.setattr(_pq_codes, "code", lambda job, books, ids: calls.append(len(ids)) or code(job, books, ids))
+    code = _pq_codes.encode_samples
+    monkeypatch.setattr(_pq_budget, "TRIAL_POSITIONS", 2048)
+    monkeypatch.setattr(
+        _pq_codes, "encode_samples", lambda job, books, ids: calls.append(len(ids)) or code(job, books, ids)
+    )
     job = job_for(features, rounds=3, rotations=0)
-    settings = choose("pq").for_budget(job, 12_000)
+    settings = get_recorder("pq").for_budget(job, 12_000)
     assert 1 <= calls.count(300) <= 5
     calls.clear()
-    choose("pq").fit(replace(job, settings=settings))
+    get_recorder("pq").fit(replace(job, settings=settings))
     assert calls == []
     for module in (_pq_budget, _pq_codes):
         monkeypatch.setattr(module, "Trainer", None)  # no codebooks are begun anew
-    choose("pq").for_budget(job, 12_050)
+    get_recorder("pq").for_budget(job, 12_050)
 
 
 def test_a_budget_beyond_all_use_takes_what_is_of_use():
     features = relu_maps(60, SHAPE)[0]
     job = job_for(features)
-    settings = choose("pq").for_budget(job, 10**9)
+    settings = get_recorder("pq").for_budget(job, 10**9)
     assert (settings["parts"], settings["bits"]) == (6, 10)
     recording = krnet.record(features, recorder="pq", **settings)
     assert recording.info()["r2"] > 0.9999
@@ -434,25 +372,25 @@ def test_single_numbers_find_the_entry_that_all_distances_say():
 
 def test_the_guess_of_the_bytes_that_an_r2_takes_is_a_good_one():
     job = job_for(relu_maps(300, (8, 6, 6))[0], rounds=3, rotations=0)
-    guess, fixed = choose("pq").likely_bytes(job, 0.9)
-    config = _pq_books.PQConfig(**choose("pq").for_budget(job, int(guess)))
-    found = _pq_codes.whole_plan(job, _pq_books.resolved(job, config))
+    guess, fixed = get_recorder("pq").likely_bytes(job, 0.9)
+    config = _pq_books.PQConfig(**get_recorder("pq").for_budget(job, int(guess)))
+    found = _pq_codes.whole_plan(job, _pq_books.resolve_settings(job, config))
     assert fixed < guess and 0.05 < found.codes.squared_error / job.stats.variance < 0.2
 
 
 def test_a_budget_too_small_for_any_setting_gives_a_small_one():
     features = relu_maps(100, SHAPE)[0]
     job = job_for(features, rounds=3)
-    settings = choose("pq").for_budget(job, 100)
+    settings = get_recorder("pq").for_budget(job, 100)
     assert krnet.record(features, recorder="pq", **settings).nbytes < 8000
 
 
 def test_settings_that_are_given_stay_under_a_budget(monkeypatch):
-    monkeypatch.setattr(_pq_budget, "TRIED_BITS", (4, 6))
+    monkeypatch.setattr(_pq_budget, "TRIAL_BITS", (4, 6))
     features = relu_maps(200, SHAPE)[0]
-    settings = choose("pq").for_budget(job_for(features, parts=3, bits=5, rounds=3), 9000)
+    settings = get_recorder("pq").for_budget(job_for(features, parts=3, bits=5, rounds=3), 9000)
     assert (settings["parts"], settings["bits"]) == (3, 5)
-    settings = choose("pq").for_budget(job_for(features, rate_weight=0.01, rounds=3), 9000)
+    settings = get_recorder("pq").for_budget(job_for(features, rate_weight=0.01, rounds=3), 9000)
     assert settings["rate_weight"] == 0.01
 
 
@@ -469,7 +407,6 @@ def test_settings_that_are_given_stay_under_a_budget(monkeypatch):
         ({"rotations": -1}, "rotations is -1"), ({"rounds": 0}, "rounds is 0"),
         ({"train_positions": 0}, "train_positions is 0"),
         ({"entry_step": 0}, "entry_step is 0"), ({"block_size": 0}, "block_size is 0"),
-        ({"bitz": 8}, "did you mean 'bits'"),
     ],
     ids=str,
 )  # fmt: skip
@@ -478,22 +415,7 @@ def test_settings_that_make_no_sense_are_refused(settings, why):
         krnet.record(maps()[0][:40], recorder="pq", **settings)
 
 
-def test_a_preset_or_a_head_is_refused(tmp_path):
-    for name, value in {"preset": "cifar100", "head": torch.nn.Identity()}.items():
-        with pytest.raises(InputError, match=f"{name} is given, and recorder pq has no network"):
-            krnet.record(*maps(), recorder="pq", out=tmp_path / "x.krn", **{name: value})
-    assert list(tmp_path.iterdir()) == []
-
-
 # ------------------------------------------------------------------ files that are damaged or forged
-
-
-def test_a_changed_byte_fails_the_checksum(own):
-    content = bytearray(own.read_bytes())
-    content[-200] ^= 1
-    own.write_bytes(content)
-    with pytest.raises(ChecksumError):
-        krnet.open(own)[:]
 
 
 def beyond(first: torch.Tensor) -> torch.Tensor:
@@ -540,33 +462,13 @@ def test_settings_that_no_recorder_writes_are_refused(own, changes):
         krnet.open(own)[0]
 
 
-def test_other_sizes_of_blocks_and_samples_are_refused_before_anything_is_made_of_them(own):
+def test_blocks_and_parts_of_another_size_are_refused_before_anything_is_made_of_them(own):
     original = own.read_bytes()
     for edit in (
         lambda metadata: metadata["settings"].update(block_size=20),
         lambda metadata: metadata["settings"].update(parts=2),
-        lambda metadata: metadata.update(num_samples=300, classes=None),
-        lambda metadata: metadata.update(shape=[6, 2**40]),
-        lambda metadata: metadata.update(shape=[2**40]),
-        lambda metadata: metadata.update(shape=[4, 5, 6]),
     ):
         own.write_bytes(original)
         rewrite_metadata(own, edit)
         with pytest.raises((TensorShapeError, OversizedRecordingError)):
             krnet.open(own)[0]
-
-
-def test_no_error_of_a_file_is_unnamed(kept, tmp_path):
-    """Whatever single tensor is set to random numbers of its own type: samples come back, or a RecordingError."""
-    random = generator(3)
-
-    def shuffle(tensor: torch.Tensor) -> torch.Tensor:
-        raw = tensor.contiguous().view(torch.uint8)
-        return torch.randint(0, 256, raw.shape, generator=random, dtype=torch.uint8).view(tensor.dtype)
-
-    for name in archive.open_archive(kept).names:
-        path = tmp_path / "y.krn"
-        path.write_bytes(kept.read_bytes())
-        rewrite(path, **{name.replace(".", "__"): shuffle})
-        with suppress(RecordingError):
-            assert krnet.open(path)[:].shape == (150, *SHAPE)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from krnet.data.protocol import CUSTOM, ORDERS, class_order, imagenet_subset, order_hash, split, subset
+from krnet.data.protocol import CUSTOM_ORDER_NAME, ORDERS, class_order, imagenet_subset, order_hash, split, subset
 from krnet.errors import SettingError
 
 # As LUCIR, PyCIL, PASS and FACIL print it.
@@ -223,7 +223,7 @@ def test_a_split_names_its_order_and_hash():
     assert split("icarl", num_classes=100).hash == "62e36f48cf4f"
     for listed in ("2,0,1", [2, 0, 1]):
         made = split(listed, num_classes=3, tasks=1)
-        assert (made.order_name, made.hash) == (CUSTOM, order_hash([2, 0, 1]))
+        assert (made.order_name, made.hash) == (CUSTOM_ORDER_NAME, order_hash([2, 0, 1]))
 
 
 def test_output_k_of_a_classifier_is_the_k_th_class_learned():

@@ -293,7 +293,7 @@ def test_grouped_columns_take_fewer_bytes_than_one_table_or_than_each_its_own_ev
 
     def all_in(column: np.ndarray) -> int:
         blocks = coded(symbols, 16, column)
-        return len(blocks.stream) + quantize.TABLE_BYTES * len(blocks.tables.weights)
+        return len(blocks.stream) + quantize.TABLE_SYMBOL_BYTES * len(blocks.tables.weights)
 
     from_all, from_a_quarter = (
         all_in(group_columns(histograms(torch.from_numpy(symbols[::every]).int()), 1 / every)) for every in (1, 4)

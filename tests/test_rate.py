@@ -27,7 +27,8 @@ from krnet.features.stats import normalise
 from krnet.nn.loaded import read_head
 from krnet.recorders import base
 from krnet.recorders.raw import RawRecorder
-from krnet.report.figures import draw, series_of
+from krnet.report.figures import draw_rate as draw
+from krnet.report.figures import series_of
 from learning_tools import settings_for, small_digits, small_tasks
 from maps import relu_maps
 
@@ -353,8 +354,10 @@ def test_files_that_hold_no_head_are_refused_by_name(maps, tmp_path):
 def test_the_head_of_a_kril_run_is_what_reads_its_feature_maps(tmp_path, monkeypatch):
     """F2 of the run on F1's features is the whole network on the images."""
     data, kept = small_digits(6, 3), {}
-    finish = learning.base.choose("kril").finish
-    monkeypatch.setattr(learning.base.choose("kril"), "finish", lambda self: kept.update(learner=self) or finish(self))
+    finish = learning.base.get_recorder("kril").finish
+    monkeypatch.setattr(
+        learning.base.get_recorder("kril"), "finish", lambda self: kept.update(learner=self) or finish(self)
+    )
     own = {**settings_for("kril"), "base_epochs": 1, "epochs": 1, "recorder": "raw"}
     learning.learn("kril", data, small_tasks(1), out=tmp_path / "run", settings=own, device="cpu")
     learner = kept["learner"]

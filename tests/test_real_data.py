@@ -29,6 +29,7 @@ def run(script, *arguments):
     return json.loads(ran.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_250_iterations_explain_real_maps_to_r2_of_at_least_0_4(base):
     features = np.load(base / "features.npy", mmap_mode="r")[:120]
     recording = krnet.record(features, np.load(base / "labels.npy")[:120], iterations=250)

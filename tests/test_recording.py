@@ -23,10 +23,10 @@ from krnet.errors import (
     UnknownSampleError,
 )
 from krnet.io import archive
-from krnet.recorders.paper.recorder import KRNetRecorder
+from krnet.recorders.paper.recorder import PaperRecorder
 from maps import relu_maps
 
-TINY = {"iterations": 5, "d0": 16, "c0": 8, "c1": 8}
+TINY = {"recorder": "paper", "iterations": 5, "d0": 16, "c0": 8, "c1": 8}
 
 
 def tiny(**changes) -> krnet.Recording:
@@ -49,7 +49,7 @@ def no_fit(monkeypatch):
     def fit(self, job):
         raise AssertionError("fitted")
 
-    monkeypatch.setattr(KRNetRecorder, "fit", fit)
+    monkeypatch.setattr(PaperRecorder, "fit", fit)
 
 
 def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -244,7 +244,7 @@ def test_a_dataset_gives_pairs_of_feature_and_label(recording, recorded, everyth
     feature, label = dataset[7]
     assert_near(feature[None], everything[7][None])
     assert label == recorded.labels[7]
-    unlabelled = krnet.record(recorded.features[:9], iterations=1, d0=16, c0=8).dataset()
+    unlabelled = krnet.record(recorded.features[:9], iterations=1, recorder="paper", d0=16, c0=8).dataset()
     assert unlabelled[3][1] == -1
 
 
@@ -421,7 +421,9 @@ def test_opening_what_is_no_recording_is_refused(tmp_path):
 
 def test_resume_returns_a_finished_recording_without_fitting(recorded, everything, no_fit):
     before = recorded.path.stat()
-    found = krnet.record(recorded.features, recorded.labels, out=recorded.path, resume=True, d0=32, c0=8, c1=8)
+    found = krnet.record(
+        recorded.features, recorded.labels, out=recorded.path, resume=True, recorder="paper", d0=32, c0=8, c1=8
+    )
     assert_near(found[:], everything)
     assert recorded.path.stat() == before
 

@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 def test_the_papers_cifar_network_takes_about_a_hundred_million_products_a_sample():
-    work = speed.step_work(preset_config((64, 8, 8), "cifar100"), num_groups=50, batch=1000)
+    work = speed.step_cost(preset_config((64, 8, 8), "cifar100"), num_groups=50, batch=1000)
     assert work.flops / (3 * 2 * 1000) == pytest.approx(100e6, rel=0.02)
 
 
@@ -29,12 +29,12 @@ def test_flops_are_those_of_the_layers_written_out():
     products += 8 * 8 * 9 * start  # eight depthwise convolutions before
     products += 8 * 10 * 25 * start  # the deconvolution, laid on every place of its input
     products += 4 * 10 * 10 * 9 * end + 10 * 3 * 9 * end  # four full convolutions after, and the last
-    assert speed.step_work(config, num_groups=2, batch=7).flops == 3 * 2 * 7 * products
+    assert speed.step_cost(config, num_groups=2, batch=7).flops == 3 * 2 * 7 * products
 
 
 def test_bytes_grow_with_the_batch_by_activations_and_not_by_weights():
     config = preset_config((64, 8, 8), "cifar100")
-    one, two, three = (speed.step_work(config, num_groups=50, batch=batch).bytes for batch in (1, 2, 3))
+    one, two, three = (speed.step_cost(config, num_groups=50, batch=batch).bytes for batch in (1, 2, 3))
     with torch.device("meta"):
         num_weights = sum(p.numel() for p in KRNet(config, 50).parameters())
     assert three - two == two - one
@@ -43,12 +43,16 @@ def test_bytes_grow_with_the_batch_by_activations_and_not_by_weights():
 
 def test_timed_takes_longer_for_more_work():
     small, large = torch.randn(16, 16), torch.randn(512, 512)
-    assert speed.timed(lambda: small @ small, CPU, 0.05) < speed.timed(lambda: large @ large, CPU, 0.05)
+    assert speed.seconds_per_call(lambda: small @ small, CPU, 0.05) < speed.seconds_per_call(
+        lambda: large @ large, CPU, 0.05
+    )
 
 
 def test_bench_speed_reports_steps_floors_replay_and_time_to_target(tmp_path, monkeypatch):
-    timed = speed.timed
-    monkeypatch.setattr(speed, "timed", lambda run, device, at_least_s=0.5, repeats=3: timed(run, device, 0.05, 1))
+    timed = speed.seconds_per_call
+    monkeypatch.setattr(
+        speed, "seconds_per_call", lambda run, device, at_least_s=0.5, repeats=3: timed(run, device, 0.05, 1)
+    )
     # A rank of 2, so that the target is within reach at once.
     features = (torch.randn(60, 2) @ torch.randn(2, 4 * 3 * 3)).reshape(60, 4, 3, 3)
     np.save(tmp_path / "x.npy", features.numpy())

@@ -9,7 +9,7 @@ import krnet
 from krnet.errors import InputError, ResumeError
 from maps import relu_maps
 
-SIZES: dict[str, Any] = {"d0": 32, "c0": 8, "c1": 8, "group_size": 16}
+SIZES: dict[str, Any] = {"recorder": "paper", "d0": 32, "c0": 8, "c1": 8, "group_size": 16}
 STILL: dict[str, Any] = {"iterations": 1, "lr": 0.0, "muon_lr": 0.0}
 
 
@@ -68,7 +68,7 @@ def test_other_shapes_and_sizes_are_refused(maps, earlier):
     with pytest.raises(InputError, match="same shape"):
         krnet.record(features[:, :3], labels, start=earlier, iterations=1)
     with pytest.raises(InputError, match="has c0 8, not 16"):
-        krnet.record(features, labels, start=earlier, iterations=1, c0=16)
+        krnet.record(features, labels, start=earlier, iterations=1, recorder="paper", c0=16)
     with pytest.raises(InputError, match="preset"):
         krnet.record(features, labels, start=earlier, iterations=1, preset="cifar100")
 

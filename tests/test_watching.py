@@ -8,14 +8,14 @@ from typing import ClassVar
 
 import pytest
 
-from krnet.cli.progress import Board, Display, Line, Several
+from krnet.cli.progress import Display, ProgressLine, TensorBoardLog, Watchers
 from krnet.train.loop import Status
 
 
 @pytest.fixture
 def line(monkeypatch):
     monkeypatch.setattr("krnet.cli.progress.LINE_EVERY_S", 0.0)  # each one is printed
-    return Line(Display())
+    return ProgressLine(Display())
 
 
 def test_the_line_names_method_task_work_share_loss_and_time_left(line, capsys):
@@ -65,7 +65,7 @@ def writers(monkeypatch):
 
 
 def test_logs_hold_losses_by_work_and_accuracies_by_task(writers, tmp_path):
-    board = Board(tmp_path / "tensorboard")
+    board = TensorBoardLog(tmp_path / "tensorboard")
     for task in range(2):
         board.work("kril", task, 2, "F2")
         board.status(Status(10, 0.5, 0.25, 1.0))
@@ -79,13 +79,13 @@ def test_logs_hold_losses_by_work_and_accuracies_by_task(writers, tmp_path):
 
 
 def test_no_log_is_begun_before_there_is_work(writers, tmp_path):
-    Board(tmp_path / "tensorboard")
+    TensorBoardLog(tmp_path / "tensorboard")
     assert writers == []
 
 
 def test_without_tensorboard_there_are_no_logs_and_no_error(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    board = Board(tmp_path / "tensorboard")
+    board = TensorBoardLog(tmp_path / "tensorboard")
     board.work("kril", 0, 2, "F2")
     board.status(Status(10, 0.5, 0.25, 1.0))
     board.accuracy("kril", 0, {"cnn": 0.75})
@@ -93,7 +93,7 @@ def test_without_tensorboard_there_are_no_logs_and_no_error(monkeypatch, tmp_pat
 
 
 def test_several_watchers_are_told_the_same(writers, line, tmp_path, capsys):
-    both = Several([line, Board(tmp_path)])
+    both = Watchers([line, TensorBoardLog(tmp_path)])
     both.work("kril", 0, 2, "F2")
     both.status(Status(10, 0.5, 0.25, 1.0))
     both.accuracy("kril", 0, {"cnn": 0.75})

@@ -28,7 +28,7 @@ from krnet.features.samples import Samples
 from krnet.features.source import check_labels, open_features
 from krnet.features.stats import scan
 from krnet.io import archive
-from krnet.io.atomic import refuse_overwriting
+from krnet.io.atomic import AnyPath, refuse_overwriting
 from krnet.nn.paper_config import PAPER_FITS
 from krnet.recorders.base import (
     FIT_NAMES,
@@ -43,7 +43,6 @@ from krnet.recording_file import check_finished, file_contents, probe_values
 from krnet.train.config import FitConfig
 from krnet.train.loop import Status
 
-AnyPath = str | os.PathLike[str]
 FIT_NOISE = 0.01  # relative difference between the errors of two trained networks of almost the same size
 PROBE_TOLERANCE = 1e-4  # relative to the largest value; devices and thread counts differ by about 1e-6
 

@@ -90,6 +90,8 @@ def describe(cls: type) -> dict[str, str]:
     assert isinstance(body, ast.ClassDef)
     for field, docstring in zip(body.body, body.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(docstring, ast.Expr):
+            if "ClassVar" in ast.unparse(field.annotation):
+                continue
             assert isinstance(field.target, ast.Name) and isinstance(docstring.value, ast.Constant)
             docstrings[field.target.id] = " ".join(str(docstring.value.value).split())
     return docstrings

@@ -1,1 +1,1 @@
-"""What is measured: bytes against quality, speed, and what a recording would cost."""
+"""Measurements: file size against quality (rate), speed (speed), and the size of a recording in advance (plan)."""

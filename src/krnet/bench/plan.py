@@ -1,9 +1,10 @@
-"""What recording would cost, before doing it: bytes of the features and of the file; the paper's storage table.
+"""Predict the size of a recording before it is made, and reproduce the storage table of the paper.
 
 shape, class counts, recorder, settings -> plan -> dict of counts and bytes
 
-The autoencoder of Zhang et al., "KRNet: Towards Efficient Knowledge Replay" (2022), has the same decoder and stores a
-code per sample where KRNet stores two vectors per group; its encoder is not needed to replay and is not counted.
+The table compares the paper's network with an autoencoder (Zhang et al., "KRNet: Towards Efficient Knowledge Replay",
+2022). Both have the same decoder. The autoencoder stores a code per sample, the paper's network two vectors per group.
+The encoder is not counted, because replay does not need it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from krnet.recorders.base import Recorder, Stored, check_inputs, check_names, ge
 from krnet.recorders.paper.groups import num_groups
 from krnet.recorders.paper.recorder import PaperRecorder
 
-FLOAT_BYTES = 4
+FLOAT_BYTES = 4  # fp32
 
 
 def plan(
@@ -35,10 +36,11 @@ def plan(
     budget: int | str | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """What `record` would write for `class_counts` samples of `shape`; nothing is built or read.
+    """Predict what `record` would write for `class_counts` samples of `shape`, without features.
 
-    Of recorder paper, which a preset selects, the network and, beside it, what the paper compares it with. Of others
-    the most bytes of the file: the budget, the recorder's own where none is given, or what its tensors take.
+    For recorder paper, which a preset selects, the result is the storage table of `plan_paper`. For other recorders,
+    and under a budget, `file_bytes` is the budget, else the recorder's default budget, else the sum of its tensors,
+    without the header of a few kilobytes.
     """
     shape, class_counts = tuple(shape), list(class_counts)
     for size in shape:
@@ -53,9 +55,9 @@ def plan(
     if isinstance(chosen, PaperRecorder) and budget is None:
         return plan_paper(shape, class_counts, preset, **settings)
     num_samples, num_values = sum(class_counts), sum(class_counts) * math.prod(shape)
-    most = parse_size(budget) if budget is not None else chosen.default_budget(num_values, settings)
-    if most is None:
-        most = _tensor_bytes(chosen, shape, num_samples, settings)
+    file_bytes = parse_size(budget) if budget is not None else chosen.default_budget(num_values, settings)
+    if file_bytes is None:
+        file_bytes = _sum_tensor_bytes(chosen, shape, num_samples, settings)
     feature_bytes = num_values * FLOAT_BYTES
     return {
         "num_samples": num_samples,
@@ -63,20 +65,20 @@ def plan(
         "shape": list(shape),
         "recorder": chosen.name,
         "feature_bytes": feature_bytes,
-        "file_bytes": most,
-        "bits_per_value": 8 * most / num_values,
-        "compression_ratio_bytes": feature_bytes / most,
+        "file_bytes": file_bytes,
+        "bits_per_value": 8 * file_bytes / num_values,
+        "compression_ratio_bytes": feature_bytes / file_bytes,
         "settings": settings,
     }
 
 
-def _tensor_bytes(recorder: Recorder, shape: Sequence[int], num_samples: int, settings: Mapping[str, Any]) -> int:
-    """By the tensors that the recorder declares; refused where their sizes follow from the features."""
+def _sum_tensor_bytes(recorder: Recorder, shape: Sequence[int], num_samples: int, settings: Mapping[str, Any]) -> int:
+    """Add up the tensors that the recorder declares; refuse a recorder whose sizes depend on the features."""
     defaults = {f.name: f.default for f in fields(recorder.config_class) if f.default is not MISSING}
     try:
         stored = recorder.stored(shape, num_samples, {**defaults, **settings})
     except (SettingError, KeyError):
-        stored = {"settings": Stored()}
+        stored = {"settings": Stored()}  # a setting has no default: it is found by looking at the features
     if any(tensor.size_bytes is None for tensor in stored.values()):
         raise SettingError(
             f"what recorder {recorder.name} takes follows from the features; give a budget (--budget) to plan it"
@@ -87,42 +89,42 @@ def _tensor_bytes(recorder: Recorder, shape: Sequence[int], num_samples: int, se
 def plan_paper(
     shape: tuple[int, ...], class_counts: list[int], preset: str | None = None, **settings: Any
 ) -> dict[str, Any]:
-    """Storage of the paper's network and of its autoencoder, as the paper's table has it.
+    """Storage of the paper's network and of its autoencoder, with the quantities of the paper's table.
 
     feature_bytes             the features as fp32
-    autoencoder_code_bytes    2H floats a sample (H is group_size), 1,024 in the paper
-    krnet_code_bytes          2H floats a group: M groups in all, none with samples of two classes
+    autoencoder_code_bytes    2H floats per sample (H is group_size), 1,024 in the paper
+    krnet_code_bytes          2H floats per group; a group holds samples of one class only
     autoencoder_network_bytes weights of the decoder
     krnet_network_bytes       weights of the decoder and of the embedding's FC layers, without codes
-    krnet_bytes               network and codes: the file, but for a header of a few kilobytes
-    compression_ratio         as the paper counts: features in GiB, times 1,000, by network and codes in MiB. It is
-                              1,000 / 1,024 of the plain quotient. Cut, not rounded, it is the 36x that the paper
-                              prints for 64,817 samples and the 180x for 319,811
-    compression_ratio_bytes   the plain quotient, feature_bytes / krnet_bytes
-    settings                  the network, as `record` would build it
+    krnet_bytes               network and codes: the file without its header of a few kilobytes
+    compression_ratio         as the paper counts: 1,000 * (features in GiB) / (network and codes in MiB), which is
+                              1,000 / 1,024 of compression_ratio_bytes. Rounded down it gives the paper's printed
+                              numbers: 36x for 64,817 samples and 180x for 319,811
+    compression_ratio_bytes   feature_bytes / krnet_bytes
+    settings                  the network that `record` would build
     """
     if preset is not None:
         config = preset_config(shape, preset, **settings)
     else:
         config = sizes_for(shape, class_counts, **settings)
 
-    num_samples, groups = sum(class_counts), num_groups(class_counts, config.group_size)
+    num_samples, total_groups = sum(class_counts), num_groups(class_counts, config.group_size)
     code_bytes = 2 * config.group_size * FLOAT_BYTES
     with torch.device("meta"):
         decoder = Decoder(config, 2 * config.group_size)
     feature_bytes = num_samples * math.prod(shape) * FLOAT_BYTES
     network_bytes = count_parameters(config) * FLOAT_BYTES
-    krnet_bytes = network_bytes + groups * code_bytes
+    krnet_bytes = network_bytes + total_groups * code_bytes
     return {
         "num_samples": num_samples,
         "num_classes": len(class_counts),
-        "num_groups": groups,
+        "num_groups": total_groups,
         "shape": list(shape),
         "preset": preset,
         "recorder": "paper",
         "feature_bytes": feature_bytes,
         "autoencoder_code_bytes": num_samples * code_bytes,
-        "krnet_code_bytes": groups * code_bytes,
+        "krnet_code_bytes": total_groups * code_bytes,
         "autoencoder_network_bytes": sum(p.numel() for p in decoder.parameters()) * FLOAT_BYTES,
         "krnet_network_bytes": network_bytes,
         "krnet_bytes": krnet_bytes,

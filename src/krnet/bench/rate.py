@@ -1,11 +1,14 @@
-"""Bytes against quality, for every way to store features: `krnet bench rate`.
+"""Measure file size against quality for every recorder: `krnet bench rate`.
 
-    features, budgets, recorders -> record -> DIR/points/NAME.krn -> open again -> R2, replay accuracy, bytes by stat
-                                                  -> DIR/points/NAME.json, one point -> DIR/rate.json, DIR/rate.png
+    features, budgets, recorders -> record -> DIR/points/NAME.krn -> open -> R2, replay accuracy, size in bytes
+                                           -> DIR/points/NAME.json (one point) -> DIR/rate.json (all points)
 
-What counts is what comes out of the file: each point is scored after the file has been opened anew, by the bytes that
-the file system gives it. A point that is there is not made again; one that fails leaves its error, and the others go
-on. A head (feature maps -> logits) tells whether replays are still worth learning from: replay accuracy.
+A point is one recorder at one budget. It is scored by opening its file again, and its size is what the file system
+reports. A second run makes only the points that are missing. A recorder that fails leaves its error in rate.json, and
+the other recorders go on.
+
+Replay accuracy is the share of replayed samples that a given head (feature maps -> logits) classifies correctly: it
+tells whether replays are still good enough to train a classifier on.
 """
 
 from __future__ import annotations
@@ -38,25 +41,27 @@ from krnet.recorders.base import check_names
 from krnet.recorders.images.recorder import fingerprint
 from krnet.train.loop import Status
 
-BUDGETS = (3_000_000, 6_500_000, 12_000_000, 24_000_000)
-POINTS, RATE, PICTURE, FEATURES = "points", "rate.json", "rate.png", "features.json"
+BUDGETS = (3_000_000, 6_500_000, 12_000_000, 24_000_000)  # bytes; the help of `krnet bench rate` names them too
+POINTS_FOLDER, RATE_FILE, PICTURE_FILE, FEATURES_FILE = "points", "rate.json", "rate.png", "features.json"
+WARM_UP_SAMPLES = 8  # replayed before the clock starts
 
 
 @dataclass(frozen=True)
 class Series:
-    """A recorder, and settings of its own that stay the same at every budget."""
+    """A recorder, with settings that stay the same at every budget."""
 
     recorder: str
     settings: dict[str, Any]
 
     @classmethod
     def parse(cls, text: str) -> Series:
-        """pca, or pca:components=64:dead_zone=0.5"""
+        """Read `pca` or `pca:components=64:dead_zone=0.5`."""
         name, _, settings = text.partition(":")
         return cls.of(name.strip(), parse_settings(settings))
 
     @classmethod
     def of(cls, recorder: str, settings: Mapping[str, Any]) -> Series:
+        """Build a series; a setting that the recorder does not have is refused."""
         check_names(base.get_recorder(recorder), settings)
         return cls(recorder, dict(settings))
 
@@ -67,7 +72,7 @@ class Series:
 
 @dataclass(frozen=True, eq=False)
 class Bench:
-    """What all points have in common."""
+    """The inputs that all points share."""
 
     folder: Path
     source: FeatureSource
@@ -76,107 +81,112 @@ class Bench:
     head: LoadedHead | None
     device: torch.device
     options: dict[str, Any]
-    """Of every fit: iterations, time_budget, seed."""
+    """Options of every fit: iterations, time_budget, seed."""
     settings: Mapping[str, Any]
-    """Of every recorder that has such."""
-    pictures: Pictures | None
+    """Settings for every recorder that has a setting of that name."""
+    image_inputs: ImageInputs | None
 
     def point(
         self, series: Series, budget: int, watch: Callable[[Status, float], None] | None
     ) -> tuple[dict[str, Any], bool]:
-        """From its file if that was made before with the same settings, else made now; and which of the two."""
+        """Return the point, and True if it was scored now.
+
+        A point that an earlier run made with the same settings is read from its JSON file.
+        """
         stem = f"{series.name}-{budget}".replace("/", "_").replace(":", "_")
-        path = self.folder / POINTS / f"{stem}.krn"
-        kept_at = path.with_suffix(".json")
+        path = self.folder / POINTS_FOLDER / f"{stem}.krn"
+        json_path = path.with_suffix(".json")
         recorder = base.get_recorder(series.recorder)
-        # Networks are fitted with the head in view, as they would be for a classifier that is to learn from replays.
+        # A recorder that takes a head is fitted with it (L_kr2), as for a classifier that learns from the replays.
         head = self.head if "head" in recorder.inputs else None
-        fitted = {"recorder": series.recorder, "given": series.settings, "budget": budget, **self.options}
+        fitted_with = {"recorder": series.recorder, "given": series.settings, "budget": budget, **self.options}
         if head is not None and head.trainable is not None:
-            fitted["head"] = head.digest
-        own = {name: value for name, value in self.settings.items() if name in recorder.setting_names}
-        if own:
-            fitted["settings"] = json.loads(json.dumps(own))  # as it is read again
-        if recorder.required and self.pictures is not None:
-            fitted |= self.pictures.digests
-            own |= self.pictures.options
-        kept = _read_json(kept_at)
-        if kept.get("fitted_with") != fitted:
-            for old in (path, path.with_name(path.name + ".ckpt"), kept_at):
-                old.unlink(missing_ok=True)
-            kept = {"fitted_with": fitted}
-            write_json(kept_at, kept)  # what is found half done later is then known to be of these settings
-        scored = {"head": None if self.head is None else self.head.digest}
-        if "checksum" in kept and kept["checksum"] != _checksum(path):  # gone, or not the file that was scored
+            fitted_with["head"] = head.digest
+        extra = {name: value for name, value in self.settings.items() if name in recorder.setting_names}
+        if extra:
+            fitted_with["settings"] = json.loads(json.dumps(extra))  # compared below with what a JSON file holds
+        if recorder.required and self.image_inputs is not None:
+            fitted_with |= self.image_inputs.digests
+            extra |= self.image_inputs.options
+        saved = _read_json(json_path)
+        if saved.get("fitted_with") != fitted_with:
+            for old_path in (path, path.with_name(path.name + ".ckpt"), json_path):
+                old_path.unlink(missing_ok=True)
+            saved = {"fitted_with": fitted_with}
+            write_json(json_path, saved)  # before the fit: a later run can tell which settings a checkpoint is for
+        scored_with = {"head": None if self.head is None else self.head.digest}
+        if "checksum" in saved and saved["checksum"] != _checksum(path):  # missing, damaged, or another file
             path.unlink(missing_ok=True)
-            kept = {"fitted_with": fitted}
-        if "checksum" not in kept:
+            saved = {"fitted_with": fitted_with}
+        if "checksum" not in saved:
             started = time.perf_counter()
             options = self.options if recorder.trains else {"seed": self.options["seed"]}
-            made = api.record(
+            recording = api.record(
                 self.source, self.labels, recorder=series.recorder, budget=budget, over_budget=True, out=path,
                 resume=True, device=str(self.device), watch=watch, head=None if head is None else head.trainable,
-                **options | own | series.settings,
+                **options | extra | series.settings,
             )  # fmt: skip
-            kept = {"fitted_with": fitted, "checksum": made.fingerprint, "seconds": time.perf_counter() - started}
-        new = kept.get("scored_with") != scored
-        if new:
-            kept |= {"scored_with": scored, "point": self.score(series, budget, path, kept["seconds"])}
-            write_json(kept_at, kept)
-        return kept["point"], new
+            seconds = time.perf_counter() - started
+            saved = {"fitted_with": fitted_with, "checksum": recording.fingerprint, "seconds": seconds}
+        is_new = saved.get("scored_with") != scored_with
+        if is_new:
+            saved |= {"scored_with": scored_with, "point": self.score(series, budget, path, saved["seconds"])}
+            write_json(json_path, saved)
+        return saved["point"], is_new
 
     def score(self, series: Series, budget: int, path: Path, seconds: float) -> dict[str, Any]:
-        """What a file gives back, and what it takes."""
-        pictures = self.pictures if base.get_recorder(series.recorder).replay_inputs else None
-        recording = api.open(path, self.device, trunk=None if pictures is None else pictures.trunk)
-        recording.replay(torch.arange(min(8, len(recording))))  # weights are read, kernels are built
-        replay_s, right = 0.0, 0
+        """Open a recording and measure its size, its error, its replay accuracy and its replay speed."""
+        inputs = self.image_inputs if base.get_recorder(series.recorder).replay_inputs else None
+        recording = api.open(path, self.device, trunk=None if inputs is None else inputs.trunk)
+        recording.replay(torch.arange(min(WARM_UP_SAMPLES, len(recording))))  # reads the weights, builds the kernels
+        replay_s, num_right = 0.0, 0
 
         def replay(ids: Tensor) -> Tensor:
-            nonlocal replay_s, right
+            nonlocal replay_s, num_right
             synchronize(self.device)
             started = time.perf_counter()
-            batch = recording.replay(ids)
+            batch = recording.replay(ids)  # (B, *shape)
             synchronize(self.device)
             replay_s += time.perf_counter() - started
             if self.head is not None and self.labels is not None:
-                right += self.head.num_right(batch, self.labels[ids])
+                num_right += self.head.num_right(batch, self.labels[ids])
             return batch
 
         measured = fidelity(replay, self.source, self.stats)
-        size, num_samples = os.stat(path).st_size, len(self.source)
+        size_bytes, num_samples = os.stat(path).st_size, len(self.source)
         return {
             "recorder": series.recorder,
             "given": series.settings,
             "settings": recording.settings,
             "budget": budget,
-            "over_budget": size > budget,
-            "bytes": size,
-            "bytes_per_sample": size / num_samples,
-            "bits_per_value": 8 * size / self.stats.count,
+            "over_budget": size_bytes > budget,
+            "bytes": size_bytes,
+            "bytes_per_sample": size_bytes / num_samples,
+            "bits_per_value": 8 * size_bytes / self.stats.count,
             "mse": measured.mse,
             "r2": measured.r2,
-            "replay_accuracy": None if self.head is None else right / num_samples,
+            "replay_accuracy": None if self.head is None else num_right / num_samples,
             "fit_seconds": recording.info()["fit_seconds"],
             "seconds": seconds,
             "replay_per_second": num_samples / max(replay_s, 1e-9),
             "device": ledger.device_name() if self.device.type == "cuda" else "cpu",
             "versions": ledger.versions(),
-            "file": f"{POINTS}/{path.name}",
+            "file": f"{POINTS_FOLDER}/{path.name}",
         }
 
     def real_accuracy(self) -> float | None:
+        """Return the share of the real features that the head classifies correctly."""
         if self.head is None or self.labels is None:
             return None
-        right = 0
+        num_right = 0
         for ids in torch.arange(len(self.source)).split(HEAD_BATCH):
-            right += self.head.num_right(self.source.read(ids).to(self.device).float(), self.labels[ids])
-        return right / len(self.source)
+            num_right += self.head.num_right(self.source.read(ids).to(self.device).float(), self.labels[ids])
+        return num_right / len(self.source)
 
 
 @dataclass(frozen=True, eq=False)
-class Pictures:
-    """For recorders that store images and replay them through a trunk."""
+class ImageInputs:
+    """The inputs of a recorder that stores images and replays their features through a trunk."""
 
     images: FeatureSource
     trunk: LoadedTrunk
@@ -210,75 +220,79 @@ def bench(
     watch: Callable[[Status, float], None] | None = None,
     made: Callable[[dict[str, Any]], None] = lambda point: None,
 ) -> dict[str, Any]:
-    """Every recorder at every budget; writes DIR/rate.json, which is returned, DIR/rate.png and DIR/points.
+    """Make and score every recorder at every budget; write DIR/points and DIR/rate.json, and return the latter.
 
-    head       feature maps -> logits, from which replay accuracy follows; needs labels, numbered as the head does
-    recorders  names, or name:setting=value:...; by default all that need nothing but features, and images if given
-    images, trunk  what the features were made of, and by which module: for recorder images
-    settings   of every recorder that has them, such as mean and std
-    iterations, time_budget  of each fit, where a recorder has such
-    made       called with each point that was not there before, as soon as it is; num_samples and real_accuracy too
+    head       feature maps -> logits, for replay accuracy; needs labels with the head's class numbers
+    recorders  names, or name:setting=value:...; by default all that need only features, and images if given
+    images, trunk  for recorder images: the images of these samples, and the module that computes features from them
+    settings   for every recorder that has a setting of that name, such as mean and std
+    iterations, time_budget  of each fit, for recorders that train a network
+    made       called with each newly scored point, to which num_samples and real_accuracy are added
     """
-    pictured = {"images": images, "trunk": trunk}
-    any_given = pictured if any(value is not None for value in pictured.values()) else ()
-    all_series = default_series(any_given) if recorders is None else [Series.parse(text) for text in recorders]
-    _check_given(all_series, pictured, settings or {})
-    sizes = sorted({parse_size(size) for size in budgets})
-    if not all_series or not sizes:
+    image_inputs = {"images": images, "trunk": trunk}
+    default_inputs = image_inputs if any(value is not None for value in image_inputs.values()) else ()
+    all_series = default_series(default_inputs) if recorders is None else [Series.parse(text) for text in recorders]
+    _check_inputs(all_series, image_inputs, settings or {})
+    budgets_bytes = sorted({parse_size(size) for size in budgets})
+    if not all_series or not budgets_bytes:
         raise SettingError("no recorder or no budget; expected at least one of each")
-    where, folder = pick_device(device), Path(out)
+    torch_device, folder = pick_device(device), Path(out)
     source = open_features(features, key=key)
-    checked = check_labels(labels, len(source))
-    if head is not None and checked is None:
+    label_tensor = check_labels(labels, len(source))
+    if head is not None and label_tensor is None:
         raise InputError("a head is given and no labels; replay accuracy needs both. Give labels, too")
     say("reading the features")
     stats = scan(source)
-    reader = None if head is None else read_head(head, where)
-    pictures = None if trunk is None else Pictures(open_features(images), read_trunk(trunk, where))
+    loaded_head = None if head is None else read_head(head, torch_device)
+    loaded_images = None if trunk is None else ImageInputs(open_features(images), read_trunk(trunk, torch_device))
     options = {"iterations": iterations, "time_budget": time_budget, "seed": seed}
-    common = Bench(folder, source, checked, stats, reader, where, options, settings or {}, pictures)
-    real_accuracy = common.real_accuracy()  # also finds a head that does not fit, before anything is written
-    _claim(folder, source, checked, stats)
+    shared = Bench(
+        folder, source, label_tensor, stats, loaded_head, torch_device, options, settings or {}, loaded_images
+    )
+    real_accuracy = shared.real_accuracy()  # refuses a head that does not fit, before anything is written
+    _claim_folder(folder, source, label_tensor, stats)
     result: dict[str, Any] = {
         "features": Path(source.name).name,
         "num_samples": len(source),
         "shape": list(source.shape),
         "feature_bytes": source.nbytes,
         "digest": stats.digest,
-        "head": None if reader is None else reader.name,
+        "head": None if loaded_head is None else loaded_head.name,
         "real_accuracy": real_accuracy,
-        "budgets": sizes,
+        "budgets": budgets_bytes,
         "recorders": [series.name for series in all_series],
         **options,
         "points": [],
         "errors": [],
     }
-    for number, series in enumerate(all_series):
-        found, smallest = [], None
-        for done, budget in enumerate(reversed(sizes)):
-            count = f"[{number * len(sizes) + done + 1}/{len(all_series) * len(sizes)}]"
+    for series_index, series in enumerate(all_series):
+        points, smallest = [], None
+        for budget_index, budget in enumerate(reversed(budgets_bytes)):
+            number = series_index * len(budgets_bytes) + budget_index + 1
+            count = f"[{number}/{len(all_series) * len(budgets_bytes)}]"
             say(f"{count} {series.name} at {format_size(budget)}")
-            if smallest is not None:  # it could not keep a larger budget either; a network's fit may
-                found.append({**smallest, "budget": budget})
+            if smallest is not None:  # its smallest file exceeds a larger budget, so it exceeds this one too
+                points.append({**smallest, "budget": budget})
                 continue
             try:
-                point, new = common.point(series, budget, watch)
-            except Exception as error:  # of one recorder: the others go on
+                point, is_new = shared.point(series, budget, watch)
+            except Exception as error:  # any error: the other recorders go on
                 text = f"{type(error).__name__}: {error}"
                 result["errors"].append({"recorder": series.name, "budget": budget, "error": text})
                 say(f"{count} {series.name} failed: {text}")
                 continue
-            found.append(point)
-            if new:
+            points.append(point)
+            if is_new:
                 made({**point, "num_samples": len(source), "real_accuracy": real_accuracy})
+            # A trained network is fitted again: the fit to a smaller budget may keep it.
             smallest = point if point["over_budget"] and not base.get_recorder(series.recorder).trains else None
-        result["points"] += reversed(found)
-        write_json(folder / RATE, result)
+        result["points"] += reversed(points)
+        write_json(folder / RATE_FILE, result)
     return result
 
 
-def _check_given(all_series: Sequence[Series], given: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Refuse what is missing, and what nobody would use, before anything is fitted."""
+def _check_inputs(all_series: Sequence[Series], given: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Refuse a missing input, and an input or setting that no recorder uses, before anything is fitted."""
     chosen = [base.get_recorder(series.recorder) for series in all_series]
     required = frozenset[str]().union(*(recorder.required for recorder in chosen))
     for name, value in given.items():
@@ -297,44 +311,47 @@ def _check_given(all_series: Sequence[Series], given: Mapping[str, Any], setting
 
 
 def default_series(given: Collection[str] = ()) -> list[Series]:
-    """Every recorder that these inputs serve, at its best R2 and, where that is another setting, for a classifier."""
-    every = (base.get_recorder(name) for name in base.recorder_names())
-    chosen = [recorder for recorder in every if recorder.required <= set(given)]
-    return [Series.of(recorder.name, more) for recorder in chosen for more in ({}, *recorder.variants)]
+    """Return every recorder whose required inputs are given, with its defaults and with each of its variants.
+
+    The defaults give the best R2; a variant gives up some R2 for more replay accuracy.
+    """
+    recorders = (base.get_recorder(name) for name in base.recorder_names())
+    usable = [recorder for recorder in recorders if recorder.required <= set(given)]
+    return [Series.of(recorder.name, settings) for recorder in usable for settings in ({}, *recorder.variants)]
 
 
-def _claim(folder: Path, source: FeatureSource, labels: Tensor | None, stats: FeatureStats) -> None:
-    """A folder is for one set of features: points of others are never mixed in."""
-    own = {
+def _claim_folder(folder: Path, source: FeatureSource, labels: Tensor | None, stats: FeatureStats) -> None:
+    """Note the features and labels in the folder; refuse a folder that holds points of other ones."""
+    identity = {
         "features": stats.digest,
         "labels": None if labels is None else digest(labels.numpy().tobytes()),
         "num_samples": len(source),
         "shape": list(source.shape),
     }
-    path = folder / FEATURES
+    path = folder / FEATURES_FILE
     if path.exists():
         for name, value in _read_json(path).items():
-            if own.get(name) != value:
+            if identity.get(name) != value:
                 raise ResumeError(
-                    f"{folder}: holds points of other {name} ({value}; these have {own.get(name)}). Give another "
+                    f"{folder}: holds points of other {name} ({value}; these have {identity.get(name)}). Give another "
                     f"folder, or remove this one"
                 )
-    (folder / POINTS).mkdir(parents=True, exist_ok=True)
-    write_json(path, own)
+    (folder / POINTS_FOLDER).mkdir(parents=True, exist_ok=True)
+    write_json(path, identity)
 
 
 def _checksum(path: Path) -> str | None:
-    """None where the file is missing or damaged: every byte is read."""
+    """Read every byte of a recording and return its checksum; None if the file is missing or damaged."""
     try:
-        found = archive.open_archive(path)
-        found.verify()
+        opened = archive.open_archive(path)
+        opened.verify()
     except (RecordingError, FileNotFoundError):
         return None
-    return found.checksum
+    return opened.checksum
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Nothing, where there is no file or half of one."""
+    """Read a JSON file; return {} if it is missing or incomplete."""
     try:
         return read_json(path)
     except (FileNotFoundError, ValueError):

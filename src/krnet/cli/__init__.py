@@ -1,1 +1,1 @@
-"""The command line."""
+"""The command line: `krnet plan`, `record`, `info`, `verify`, `replay`, `learn`, `demo` and `bench`."""

@@ -1,9 +1,11 @@
-"""The command line, thin: parse, call, print. Data on stdout, progress and messages on stderr.
+"""The entry point of the command line: collect the commands, and turn errors into exit codes.
 
-    krnet plan -> record -> info, verify, replay (record.py); learn, demo, bench
+    plan -> record -> info, verify, replay   record.py
+    learn, demo, bench                       learn.py, demo.py, bench.py
 
-Exit codes: 0 done; 1 refused, with `error: ...` on stderr; 2 the command itself is wrong; 130 stopped with Ctrl-C.
-Torch is imported inside the commands: help comes at once.
+A command parses its options, calls the library, and prints: results on stdout, progress and messages on stderr.
+Exit codes: 0 done; 1 refused, with `error: ...` on stderr; 2 wrong usage; 130 stopped with Ctrl-C.
+Commands import torch inside the function, so that `--help` does not wait for it.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ from krnet.io.ledger import package_version
 
 class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
-        """Every refusal ends here: its message, no traceback."""
+        """Print a refusal as `error: ...` without a traceback, and exit with code 1."""
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:  # whoever read stdout has gone: nothing to say, and nobody to say it to
+        except BrokenPipeError:  # the reader of stdout has closed it, as `head` does: no error message
             raise
         except (KrnetError, OSError) as error:
             say(f"error: {error}")
@@ -41,7 +43,7 @@ app = typer.Typer(
 
 
 def main() -> None:
-    # Threads that sleep while they wait: beside another busy process, spinning ones slow both down many times over.
+    # Let waiting threads sleep: threads that spin slow down every other busy process on the machine, and this one.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     app(prog_name="krnet")
 
@@ -55,17 +57,17 @@ def _show_version(asked: bool) -> None:
 @app.callback()
 def common(
     show_version: Annotated[
-        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_show_version)
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_show_version)
     ] = False,
 ) -> None:
-    """Record feature maps in a network and replay them by sample ID."""
+    """Record feature maps in a small file, replay them by sample ID, and learn new classes on the replays."""
 
 
-app.command(short_help="What a recording would take, before making it.")(plan)
-app.command(short_help="Features to a recording file.")(record)
-app.command(short_help="What a recording holds, how large and how good.")(info)
-app.command(short_help="Check a recording, byte by byte, or against its features.")(verify)
-app.command(short_help="Samples of a recording to a .npy file.")(replay)
-app.command(short_help="Learn classes task after task, by one method or by all.")(learn)
-app.command(short_help="Learn digits task after task: KRIL against its bounds, in minutes.")(demo)
+app.command(short_help="Predict the size of a recording.")(plan)
+app.command(short_help="Write features to a recording file.")(record)
+app.command(short_help="Show what a recording holds, its size and its error.")(info)
+app.command(short_help="Check a recording byte by byte, or against its features.")(verify)
+app.command(short_help="Write samples of a recording to a .npy file.")(replay)
+app.command(short_help="Learn classes task after task, by one or several methods.")(learn)
+app.command(short_help="Learn digits task after task in three minutes: KRIL and its bounds.")(demo)
 app.add_typer(bench, name="bench")

@@ -1,4 +1,7 @@
-"""The commands that measure: `krnet bench speed` and `krnet bench rate`."""
+"""The commands that measure: `krnet bench speed` and `krnet bench rate`.
+
+options -> krnet.bench -> a table or JSON on stdout; rate also writes DIR/rate.json, DIR/rate.png and DIR/points
+"""
 
 from __future__ import annotations
 
@@ -7,32 +10,35 @@ from typing import Annotated, Any
 
 import typer
 
-from krnet.cli import output as tables
+from krnet.cli import output
 from krnet.cli.options import Device, FeaturesFile, Images, Json, Key, Quiet, Trunk, fit_option, option, set_option
 from krnet.cli.output import say
 from krnet.config import parse_duration, parse_sizes, parse_targets
 from krnet.nn.paper_config import PRESETS
 from krnet.train.config import FitConfig
 
-bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure, on this machine and in one run.")
+bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure speed, or file size against quality.")
 
 
-@bench.command(short_help="A step against its floor, replay against its rivals.")
+@bench.command(short_help="Time a training step and replay.")
 def speed(
     features: Annotated[
         Path | None,
-        typer.Argument(metavar="[FEATURES]", help="Feature maps to fit.", show_default="random ones"),
+        typer.Argument(metavar="FEATURES", help="Feature maps (N, ...) to fit.", show_default="random maps"),
     ] = None,
-    labels: Annotated[Path | None, typer.Option(metavar="L.npy", help="One integer per sample.")] = None,
+    labels: Annotated[
+        Path | None, typer.Option(metavar="L.npy", help="Class of each sample.", show_default="none")
+    ] = None,
     preset: Annotated[
-        str | None, typer.Option(help=f"{', '.join(PRESETS)}; or none, for sizes from the data.")
+        str | None,
+        typer.Option(help=f"Network of the paper: {', '.join(PRESETS)}; or none, for sizes solved from the data."),
     ] = "cifar100",
     targets: Annotated[
         Any,
         typer.Option(
             parser=option(parse_targets),
             metavar="R2,R2,...",
-            help="Measure the time to reach each, on FEATURES.",
+            help="Also measure the seconds of a fit of FEATURES to each of these R2.",
             show_default="none",
         ),
     ] = "",
@@ -40,10 +46,10 @@ def speed(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Writes nothing; prints on stdout how long a step takes and the least it could take, and how fast replay is.
+    """Writes nothing; prints on stdout the time of a training step, its lower bound (floor), and the speed of replay.
 
-    The floor counts the FLOPs and bytes that no version can avoid, over ceilings measured in the same run. Replay is
-    set against the plain network and against reading raw features from disk.
+    The floor is the time that the FLOPs and bytes of a step take at the peak rates of the device (ceilings), which are
+    measured in the same run. Replay is compared with the plain network and with reading raw features from disk.
 
     \b
     Example:
@@ -53,38 +59,41 @@ def speed(
 
     if targets and features is None:
         raise typer.BadParameter("--targets needs FEATURES to reach them on")
-    chosen = None if preset == "none" else preset
-    tell = (lambda text: None) if quiet else say
-    found = measure(features, labels, preset=chosen, device=device, targets=targets, say=tell)
-    tables.show(found, tables.speed_rows(found), as_json)
+    chosen_preset = None if preset == "none" else preset
+    progress = (lambda text: None) if quiet else say
+    result = measure(features, labels, preset=chosen_preset, device=device, targets=targets, say=progress)
+    output.show(result, output.speed_rows(result), as_json)
 
 
-@bench.command(short_help="Bytes against R2 and replay accuracy, for every recorder.")
+@bench.command(short_help="Measure bytes, R2 and replay accuracy of every recorder.")
 def rate(
     features: FeaturesFile,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder to write to.", show_default=False)],
     labels: Annotated[
         Path | None,
-        typer.Option(metavar="L.npy", help="Class of each sample, as the head numbers them.", show_default="none"),
+        typer.Option(metavar="L.npy", help="Class of each sample, numbered as the head does.", show_default="none"),
     ] = None,
     head: Annotated[
         Path | None,
         typer.Option(
             metavar="HEAD.pt",
-            help="Feature maps to logits, as torch.export or TorchScript wrote it, or the folder of a kril run.",
+            help="Module from feature maps to logits, for replay accuracy: a file of torch.export or TorchScript, or "
+            "the folder of a kril run.",
             show_default="none",
         ),
     ] = None,
     budgets: Annotated[
         Any,
-        typer.Option(parser=option(parse_sizes), metavar="SIZE,SIZE,...", help="Most bytes of a file (MB = 10^6)."),
+        typer.Option(
+            parser=option(parse_sizes), metavar="SIZE,SIZE,...", help="Largest sizes of a file (MB = 10^6 bytes)."
+        ),
     ] = "3MB,6.5MB,12MB,24MB",
     recorders: Annotated[
         str | None,
         typer.Option(
             metavar="NAME,NAME,...",
-            help="Ways to store the features; pca:components=64 holds a setting at every budget.",
-            show_default="all, images if these are given",
+            help="Ways to store the features; pca:components=64 fixes a setting at every budget.",
+            show_default="all; images only with --images and --trunk",
         ),
     ] = None,
     images: Images = None,
@@ -96,7 +105,7 @@ def rate(
     ] = None,
     seed: Annotated[int, fit_option("seed", str(FitConfig.seed))] = FitConfig.seed,
     settings: Annotated[
-        list[Any] | None, set_option("A setting of every recorder that has it, such as mean and std of images")
+        list[Any] | None, set_option("A setting for every recorder that has it, such as mean and std of images")
     ] = None,
     device: Device = None,
     as_json: Json = False,
@@ -104,9 +113,9 @@ def rate(
 ) -> None:
     """Writes DIR/rate.json, DIR/rate.png and the recordings in DIR/points; prints a table of all points on stdout.
 
-    Each recorder is fitted at each budget and scored only after its file has been opened again. A second run makes
-    only what is missing. A budget that a recorder cannot keep gives its smallest file, marked as over. Exit code 1
-    says that a recorder failed; the others are there.
+    Each recorder makes a file for each budget, which is then opened again and scored. A second run makes only the
+    points that are missing. A recorder that cannot keep a budget writes its smallest file, marked as over. If a
+    recorder fails, the others are still measured, and the exit code is 1.
 
     \b
     Example:
@@ -117,26 +126,26 @@ def rate(
     from krnet.cli.progress import Display
     from krnet.report.figures import draw_rate
 
-    chosen = None if recorders is None else [part for part in recorders.split(",") if part]
+    names = None if recorders is None else [part for part in recorders.split(",") if part]
     try:
         with Display(quiet) as display:
-            found = rates.bench(
-                features, labels, out=out, head=head, budgets=budgets, recorders=chosen, iterations=iterations,
+            result = rates.bench(
+                features, labels, out=out, head=head, budgets=budgets, recorders=names, iterations=iterations,
                 time_budget=time_budget, seed=seed, device=device, key=key, images=images, trunk=trunk,
                 settings=dict(settings or []), say=display.phase, watch=display.fit,
             )  # fmt: skip
     except KeyboardInterrupt:
-        say(f"stopped; the points that were done are in {out}. To go on, give the same command again")
+        say(f"stopped; the finished points are in {out}. To go on, give the same command again")
         raise typer.Exit(130) from None
-    if found["points"]:
-        draw_rate(out / rates.PICTURE, found)
+    if result["points"]:
+        draw_rate(out / rates.PICTURE_FILE, result)
     if as_json:
-        tables.show_json(found)
+        output.show_json(result)
     else:
-        tables.show_rate(found)
+        output.show_rate(result)
         if not quiet:
-            say(f"written to {out / rates.RATE} and {out / rates.PICTURE}")
-    for failed in found["errors"]:
+            say(f"written to {out / rates.RATE_FILE} and {out / rates.PICTURE_FILE}")
+    for failed in result["errors"]:
         say(f"error: {failed['recorder']} at {failed['budget']} bytes: {failed['error']}")
-    if found["errors"]:
+    if result["errors"]:
         raise typer.Exit(1)

@@ -1,4 +1,8 @@
-"""The commands that learn: `krnet learn`, and `krnet demo` on data of its own."""
+"""`krnet learn`: learn classes task after task, by one or several methods.
+
+options -> data set, class order, task split -> krnet.task_loop -> DIR/run.json, a table or JSON on stdout
+                                                                -> with --ledger, a row of the results ledger per method
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from krnet.cli import output as tables
+from krnet.cli import output
 from krnet.cli.options import Device, Json, Quiet, Set, explain_settings, merge, option, same_settings
 from krnet.cli.output import say
 from krnet.config import parse_counts, parse_size
@@ -18,55 +22,71 @@ def learn(
     methods: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="METHOD", help="kril finetune joint ewc mas icarl lucir gfr, or all.", show_default=False
+            metavar="METHOD",
+            help="kril finetune joint ewc mas icarl lucir gfr, or all; at least one.",
+            show_default=False,
         ),
     ] = None,
     data: Annotated[
-        str, typer.Option(metavar="NAME|FOLDER", help="cifar100, digits, or a folder of images.")
+        str, typer.Option(metavar="NAME|FOLDER", help="Data set: cifar100, digits, or a folder of images.")
     ] = "cifar100",
     image_size: Annotated[
         int | None,
         typer.Option(
             metavar="N",
-            help="Pixels of a folder's images at the shorter side; above 96 networks see 7/8 of it (224 of 256).",
-            show_default="as they are, at most 256",
+            help="Resize a folder's images to N pixels at the shorter side; above 96 a network sees a crop of 7/8 of "
+            "it (224 of 256).",
+            show_default="their own size, at most 256",
         ),
     ] = None,
     subset: Annotated[
         str | None,
         typer.Option(
             metavar="NAME|N|CLASS,...",
-            help="Some of a folder's classes: lucir1993 (LUCIR's ImageNet-Subset), the first N, or those named.",
+            help="Use some of a folder's classes: lucir1993 (LUCIR's ImageNet-Subset), the first N, or those named.",
             show_default="all",
         ),
     ] = None,
-    tasks: Annotated[int | None, typer.Option(help="Tasks after the base task.", show_default="10")] = None,
-    base_classes: Annotated[int | None, typer.Option(help="Classes of the base task.", show_default="half")] = None,
+    tasks: Annotated[int | None, typer.Option(help="Number of tasks after the base task.", show_default="10")] = None,
+    base_classes: Annotated[
+        int | None, typer.Option(help="Number of classes of the base task.", show_default="half of all")
+    ] = None,
     sizes: Annotated[
         Any,
         typer.Option(
             parser=option(parse_counts),
             metavar="B,N,N,...",
-            help="Classes of every task, the base task first, instead of the other two; 50,5x10 is 50 and ten times 5.",
-            show_default="equal tasks",
+            help="Number of classes of each task, the base task first, instead of --tasks and --base-classes; 50,5x10 "
+            "means 50, then ten tasks of 5.",
+            show_default="tasks of equal size",
         ),
     ] = None,
     order: Annotated[
-        str, typer.Option(metavar="NAME|3,1,2,...", help="Class order: lucir1993, gfr1993, icarl, natural, or a list.")
+        str,
+        typer.Option(
+            metavar="NAME|3,1,2,...",
+            help="Class order: lucir1993, gfr1993, icarl, natural, or a list of class numbers.",
+        ),
     ] = "lucir1993",
-    seed: Annotated[int, typer.Option(help="Seeds weights, batches and augmentation, not the class order.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of weights, batches and augmentation, but not of the class order.")
+    ] = 0,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder to write to.", show_default="runs/...")
+        Path | None,
+        typer.Option(
+            "--out", "-o", metavar="DIR", help="Folder to write to.", show_default="runs/METHODS-DATA-TASKS-ORDER-SEED"
+        ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that DIR holds.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in DIR.")] = False,
     epochs: Annotated[
-        int | None, typer.Option(help="Epochs of every task, the base task included.", show_default="the method's")
+        int | None, typer.Option(help="Epochs of each task, the base task included.", show_default="the method's own")
     ] = None,
     recorder: Annotated[
         str | None,
         typer.Option(
-            help="kril: how features are kept; raw keeps real ones, images the images.",
-            show_default="paper; under a budget krnet",
+            help="kril: way to store the features, as for `krnet record`; raw stores the features themselves, images "
+            "the images.",
+            show_default="paper; with --budget krnet",
         ),
     ] = None,
     budget: Annotated[
@@ -74,47 +94,64 @@ def learn(
         typer.Option(
             parser=option(parse_size),
             metavar="SIZE",
-            help="Most bytes that kril's recordings, or the exemplars of icarl and lucir, may take (MB = 10^6).",
+            help="Largest size of all recordings of kril, or of all exemplars of icarl and lucir (MB = 10^6 bytes).",
             show_default="none",
         ),
     ] = None,
     fixed_layers: Annotated[
-        int | None, typer.Option(help="kril: layers that are frozen after the base task.", show_default="23")
+        int | None, typer.Option(help="kril: number of layers that are frozen after the base task.", show_default="23")
     ] = None,
-    no_aux: Annotated[bool, typer.Option("--no-aux", help="kril: without L_aux.")] = False,
-    no_kr2: Annotated[bool, typer.Option("--no-kr2", help="kril: without L_kr2.")] = False,
-    single: Annotated[bool, typer.Option("--single", help="kril: one recorder for all tasks.")] = False,
+    no_aux: Annotated[
+        bool,
+        typer.Option(
+            "--no-aux",
+            help="kril: leave out L_aux, the loss that keeps features of replayed samples as in the last task.",
+        ),
+    ] = False,
+    no_kr2: Annotated[
+        bool, typer.Option("--no-kr2", help="kril: leave out L_kr2, the error of replays as the classifier sees it.")
+    ] = False,
+    single: Annotated[
+        bool,
+        typer.Option(
+            "--single", help="kril: one recording for all tasks, instead of one for the base task and one for the rest."
+        ),
+    ] = False,
     preset: Annotated[
         str | None,
-        typer.Option(
-            help="Settings to start from, where a method has such: paper (kril), own (gfr).", show_default="none"
-        ),
+        typer.Option(help="Start from a named group of settings: paper (kril), own (gfr).", show_default="none"),
     ] = None,
     shared: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Folder of base tasks: runs whose base task is the same train it once.",
-            show_default="none; OUT/shared for several methods",
+            help="Folder for trained base tasks: runs with the same base task train it once.",
+            show_default="none; for several methods, shared in the folder of --out",
         ),
     ] = None,
     to_ledger: Annotated[
-        bool, typer.Option("--ledger", help="Append a row a method to results/ledger.jsonl, or $KRNET_LEDGER.")
+        bool,
+        typer.Option(
+            "--ledger", help="Append a row per method to the results ledger: $KRNET_LEDGER, or results/ledger.jsonl."
+        ),
     ] = False,
-    recipe: Annotated[str, typer.Option(help="Name under which --ledger files its rows.")] = "learn",
+    recipe: Annotated[str, typer.Option(help="Name of the experiment in the rows of --ledger.")] = "learn",
     data_dir: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Folder of data sets.", show_default="$KRNET_DATA, or the user's cache"),
+        typer.Option(metavar="DIR", help="Folder of the data sets.", show_default="$KRNET_DATA, or the user's cache"),
     ] = None,
     settings: Set = None,
-    list_all: Annotated[bool, typer.Option("--list-settings", help="Print what --set knows, and leave.")] = False,
+    list_all: Annotated[
+        bool, typer.Option("--list-settings", help="Print the settings that --set takes, and exit.")
+    ] = False,
     device: Device = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Writes DIR/run.json (DIR/METHOD/run.json for several): accuracies, forgetting, stored bytes, settings, times.
 
-    A run that was stopped, in whatever way, goes on with --resume. TensorBoard logs lie in DIR/tensorboard.
+    DIR is the folder of --out. It also holds TensorBoard logs, in DIR/tensorboard. A run that was interrupted or killed
+    continues with --resume.
 
     \b
     Example:
@@ -129,52 +166,55 @@ def learn(
 
     if sizes is not None and (tasks is not None or base_classes is not None):
         raise typer.BadParameter("give either --sizes, or --tasks and --base-classes")
-    every = base.learner_names()
+    all_methods = base.learner_names()
     if not methods and not list_all:
-        raise typer.BadParameter(f"none given; expected some of {', '.join(every)}, or all", param_hint="'METHOD...'")
-    named = methods or ["all"]
-    chosen = list(dict.fromkeys(name for given in named for name in (every if given == "all" else [given])))
+        raise typer.BadParameter(
+            f"none given; expected some of {', '.join(all_methods)}, or all", param_hint="'METHOD...'"
+        )
+    names = methods or ["all"]
+    chosen = list(dict.fromkeys(name for word in names for name in (all_methods if word == "all" else [word])))
     for method in chosen:
-        base.get_learner(method)
+        base.get_learner(method)  # refuses an unknown name
     if list_all:
-        everyone = base.LearnerConfig
-        print(f"all methods\n{explain_settings(everyone)}")
+        common_config = base.LearnerConfig
+        print(f"all methods\n{explain_settings(common_config)}")
         for method in chosen:
-            own_config = base.get_learner(method).config_class
-            print(f"\n{method}\n{explain_settings(own_config, without=same_settings(own_config, everyone))}".rstrip())
+            config = base.get_learner(method).config_class
+            print(f"\n{method}\n{explain_settings(config, without=same_settings(config, common_config))}".rstrip())
         return
-    switches: dict[str, Any] = {
+    options: dict[str, Any] = {
         "recorder": recorder,
         "budget": budget,
         "fixed_layers": fixed_layers,
         "epochs": epochs,
         "base_epochs": epochs,
     }
-    switches |= {"aux": 0.0 if no_aux else None, "kr2": False if no_kr2 else None, "single": True if single else None}
-    given = merge(settings or [], **switches)
+    options |= {"aux": 0.0 if no_aux else None, "kr2": False if no_kr2 else None, "single": True if single else None}
+    given = merge(settings or [], **options)
     with Display(quiet) as display:
         display.phase("reading the images")
-        found = data_sets.load(
+        images = data_sets.load(
             data, data_dir, image_size=image_size, choose=None if subset is None else protocol.subset(subset),
             say=(lambda text: None) if quiet else say,
         )  # fmt: skip
         split = protocol.split(
-            order, num_classes=found.num_classes, base_classes=base_classes, tasks=10 if tasks is None else tasks,
+            order, num_classes=images.num_classes, base_classes=base_classes, tasks=10 if tasks is None else tasks,
             sizes=sizes,
         )  # fmt: skip
-        name = f"{'-'.join(chosen) if len(chosen) < 4 else 'several'}-{found.name}-{split.num_tasks - 1}"
+        name = f"{'-'.join(chosen) if len(chosen) < 4 else 'several'}-{images.name}-{split.num_tasks - 1}"
         folder = out or Path("runs") / f"{name}-{split.order_name}-{seed}".replace("/", "_")
         watcher = Watchers([ProgressLine(display), TensorBoardLog(folder / "tensorboard")])
         common: dict[str, Any] = {"seed": seed, "device": device, "resume": resume, "watcher": watcher}
-        ledger.commit()  # of the code that runs, not of what it has become by the end
+        ledger.commit()  # looked up now: the source may change before the run ends
         try:
             if len(chosen) == 1:
                 (only,) = chosen
-                own = task_loop.settings_of(chosen, given, found, preset)[only]
-                runs = [task_loop.learn(only, found, split, out=folder, settings=own, shared=shared, **common)]
+                only_settings = task_loop.settings_of(chosen, given, images, preset)[only]
+                run = task_loop.learn(only, images, split, out=folder, settings=only_settings, shared=shared, **common)
+                runs = [run]
             else:
                 runs = task_loop.learn_all(
-                    chosen, found, split, out=folder, settings=given, preset=preset, shared=shared, **common
+                    chosen, images, split, out=folder, settings=given, preset=preset, shared=shared, **common
                 )
         except KeyboardInterrupt:
             say(f"stopped; what was done is in {folder}. To go on, give the same command with --resume")
@@ -183,22 +223,22 @@ def learn(
         for run in runs:
             append_row(run, recipe)
     if as_json:
-        tables.show_json(runs[0] if len(runs) == 1 else runs)
+        output.show_json(runs[0] if len(runs) == 1 else runs)
     else:
-        tables.show_runs(runs)
+        output.show_runs(runs)
         if not quiet:
             say(f"written to {folder}")
 
 
 def append_row(run: Mapping[str, Any], recipe: str) -> None:
-    """What a run came to, with all its settings, as a row of the ledger."""
+    """Append a run, with all its settings, to the results ledger."""
     from krnet.io import ledger
 
-    elsewhere = ("settings", "versions", "class_order", "device", "seed")  # in places of their own
+    own_columns = ("settings", "versions", "class_order", "device", "seed")  # a row has these beside its metrics
     ledger.append(
         recipe,
         settings={**run["settings"], "tasks": run["tasks"], "data": run["data"]},
-        metrics={name: value for name, value in run.items() if name not in elsewhere},
+        metrics={name: value for name, value in run.items() if name not in own_columns},
         seconds=run["seconds"],
         seed=run["seed"],
         class_order=f"{run['order']} ({run['order_hash']})",

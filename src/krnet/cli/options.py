@@ -1,11 +1,9 @@
-"""Options that several commands share, and --set: their help comes from the settings' own descriptions.
+"""Options that several commands share, --set, and the text of --list-settings.
 
-What a user types, as values: shapes, class counts, durations, settings and sample IDs.
+config dataclass -> describe -> help of an option (fit_option), lines of --list-settings (explain_settings)
+text of an option -> option(parser) -> value; a ValueError of the parser becomes exit code 2
 
-"256,14,14" -> (256, 14, 14)    "500x50" -> 50 counts of 500    "10m" -> 600.0    "c0=64" -> ("c0", 64)
-"5,3,7:9" -> [5, 3, slice(7, 9)]    "drops=0.5,0.75" -> ("drops", (0.5, 0.75))    "0.95,0.98" -> (0.95, 0.98)
-
-A ValueError says what is wrong; the command line makes exit code 2 of it (option). Nothing here needs torch.
+The parsers are in krnet.config. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -28,20 +26,23 @@ T = TypeVar("T")
 
 
 def option(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """The parser of an option: of a ValueError some versions of typer show too much, others only the value."""
+    """Wrap a parser so that its ValueError becomes a usage error with the same message.
+
+    Without it, some versions of typer print more than the message, others only the value.
+    """
 
     @wraps(parse)
-    def parsed(text: str) -> T:
+    def parse_option(text: str) -> T:
         try:
             return parse(text)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
 
-    return parsed
+    return parse_option
 
 
 def merge(given: list[tuple[str, Any]], **options: Any) -> dict[str, Any]:
-    """Settings from --set and from options of their own; None means not given."""
+    """Join the settings of --set with settings that have their own option; None means that an option is not given."""
     merged = {name: value for name, value in options.items() if value is not None}
     for name, value in given:
         if name in merged:
@@ -50,12 +51,13 @@ def merge(given: list[tuple[str, Any]], **options: Any) -> dict[str, Any]:
     return merged
 
 
-def fit_option(name: str, default: str, **more: Any) -> Any:
-    return typer.Option(f"--{name.replace('_', '-')}", help=describe(FitConfig)[name], show_default=default, **more)
+def fit_option(name: str, default: str, **options: Any) -> Any:
+    """Make the option of a setting of FitConfig; its help is the text under the field."""
+    return typer.Option(f"--{name.replace('_', '-')}", help=describe(FitConfig)[name], show_default=default, **options)
 
 
 def explain_settings(config: type, *, without: Collection[str] = ()) -> str:
-    """Name, default and description of each setting of a config."""
+    """List name, description and default of each setting of a config."""
     lines = []
     for field in fields(config):
         if field.name in without:
@@ -73,13 +75,13 @@ def default_text(field: Field[Any]) -> str:
 
 
 def same_settings(config: type, other: type) -> set[str]:
-    """Settings that both have, with the same default."""
+    """Return the settings that both configs have with the same default."""
     defaults = {field.name: field.default for field in fields(other)}
     return {f.name for f in fields(config) if f.name in defaults and defaults[f.name] == f.default}
 
 
 def show_recorder_settings(recorder: Any) -> None:
-    """On stdout: what `krnet record --recorder NAME --set` knows."""
+    """Print the settings that `krnet record --recorder NAME --set` takes."""
     print(f"{recorder.name}\n{explain_settings(recorder.config_class, without=recorder.derived)}")
     if recorder.trains:
         print(f"\nits fit\n{explain_settings(FitConfig)}")
@@ -94,16 +96,19 @@ def set_option(help: str) -> Any:
 
 Set = Annotated[list[Any] | None, set_option("Any other setting by its name")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress on stderr.")]
 Preset = Annotated[
     str | None,
-    typer.Option(help=f"Sizes of a network from the paper: {', '.join(PRESETS)}.", show_default="solved from the data"),
+    typer.Option(
+        help=f"Network sizes of the paper: {', '.join(PRESETS)}; selects recorder paper.",
+        show_default="none; recorder paper solves its sizes from the data",
+    ),
 ]
 RecorderName = Annotated[
     str | None,
     typer.Option(
         help="Way to store the features: krnet, paper, autoencoder, pca, transform, quantized, pq, images or raw.",
-        show_default="krnet; with --preset paper; with --start the one that wrote it",
+        show_default="krnet; with --preset, paper; with --start, the recorder of OLD.krn",
     ),
 ]
 Budget = Annotated[
@@ -111,21 +116,21 @@ Budget = Annotated[
     typer.Option(
         parser=option(parse_size),
         metavar="12MB|800kB|BYTES",
-        help="Most bytes of the file (MB = 10^6): the best recording of at most that size.",
-        show_default="krnet: one bit a value; others: none",
+        help="Largest size of the file (MB = 10^6 bytes); settings are chosen for the best R2 within it.",
+        show_default="krnet: one bit per value; others: none",
     ),
 ]
-ListSettings = Annotated[bool, typer.Option("--list-settings", help="Print what --set knows, and leave.")]
+ListSettings = Annotated[bool, typer.Option("--list-settings", help="Print the settings that --set takes, and exit.")]
 Device = Annotated[str | None, fit_option("device", "cuda if there is one, else cpu")]
 Key = Annotated[
     str | None,
-    typer.Option(help="Which array of a file that holds several.", show_default="the only one, or 'features'"),
+    typer.Option(help="Name of the array in a file that holds several.", show_default="the only one, or 'features'"),
 ]
 Images = Annotated[
     Path | None,
     typer.Option(
         metavar="IMAGES.npy",
-        help="Recorder images: what the features were made of, uint8 (N, C, H, W) or (N, H, W, C).",
+        help="For recorder images: the images of the samples, uint8 (N, C, H, W) or (N, H, W, C).",
         show_default="none",
     ),
 ]
@@ -133,8 +138,8 @@ Trunk = Annotated[
     Path | None,
     typer.Option(
         metavar="TRUNK.pt2",
-        help="Recorder images: images to features, as torch.export or TorchScript wrote it, or the folder of a kril "
-        "run.",
+        help="For recorder images: the module that computes features from images, a file of torch.export or "
+        "TorchScript, or the folder of a kril run.",
         show_default="none",
     ),
 ]
@@ -144,4 +149,4 @@ FeaturesFile = Annotated[
         metavar="FEATURES", help="Feature maps (N, ...) as .npy .npz .safetensors .h5 .zarr.", show_default=False
     ),
 ]
-RecordingFile = Annotated[Path, typer.Argument(metavar="FILE.krn", help="A recording.", show_default=False)]
+RecordingFile = Annotated[Path, typer.Argument(metavar="FILE.krn", help="Recording to read.", show_default=False)]

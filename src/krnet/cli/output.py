@@ -1,14 +1,11 @@
-"""Results as a person reads them: dictionaries of plain values to a table on stdout, or to one JSON object.
+"""Print results on stdout, as a table or as one JSON object, and messages on stderr.
 
-plan, info, verify report, ... -> rows (name, text) -> show
+plan, info, verify report, ... -> *_rows -> (name, text) pairs -> show
+runs of `krnet learn`          -> show_runs, a line per method
+rate.json                      -> show_rate, a line per point
+messages                       -> say, on stderr
 
-Bytes are printed in MB of 10^6 and exactly. What is no result goes to stderr: say.
-
-
-What `krnet bench rate` found, as a picture and as a table.
-
-rate.json -> series_of -> draw -> log bytes against R2 and replay accuracy
-          -> show -> a line for each point
+Sizes are printed in MB of 10^6 bytes, with the exact number of bytes beside them.
 """
 
 from __future__ import annotations
@@ -16,18 +13,23 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from krnet.config import format_size, series_name
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 Rows = list[tuple[str, str]]
 
 
 def say(text: str) -> None:
+    """Print a message on stderr: stdout holds results only."""
     print(text, file=sys.stderr, flush=True)
 
 
 def show(result: Mapping[str, Any], rows: Rows, as_json: bool) -> None:
+    """Print `result` as JSON, or `rows` as a table of two columns."""
     if as_json:
         print(json.dumps(result))
         return
@@ -39,7 +41,7 @@ def show(result: Mapping[str, Any], rows: Rows, as_json: bool) -> None:
     table.add_column(overflow="fold")
     for name, text in rows:
         table.add_row(name, text)
-    # Without a terminal rich would wrap at 80 columns, in the middle of paths.
+    # Without a terminal rich wraps at 80 columns, which would break paths.
     Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False).print(table)
 
 
@@ -48,8 +50,10 @@ def show_json(value: Any) -> None:
 
 
 def show_runs(runs: Sequence[Mapping[str, Any]]) -> None:
-    """One line a method, and for each row that a method gives: accuracies in percent after each task, and bytes."""
-    from rich.console import Console
+    """Print a line per method: accuracies after each task and their summary in percent, stored bytes, time.
+
+    A method with several classifiers, such as iCaRL (nme and cnn), has a line for each.
+    """
     from rich.table import Table
 
     first = runs[0]
@@ -62,18 +66,24 @@ def show_runs(runs: Sequence[Mapping[str, Any]]) -> None:
     for name in ("average", "without base", "forgetting", "stored MB", "images", "seconds"):
         table.add_column(name, justify="right")
     for run in runs:
-        for row, found in (run.get("rows") or {run["row"]: run}).items():
+        for row, scores in (run.get("rows") or {run["row"]: run}).items():
             name = run["method"] if len(run.get("rows") or {}) < 2 else f"{run['method']} ({row})"
             total = run["storage_bytes"]["total"]
             table.add_row(
                 name,
-                *[percent(value) for value in found["accuracy"]],
-                *[percent(found[key]) for key in ("average", "average_without_base", "forgetting")],
+                *[percent(value) for value in scores["accuracy"]],
+                *[percent(scores[key]) for key in ("average", "average_without_base", "forgetting")],
                 f"{total / 1e6:,.3f}",
                 f"{run['storage_bytes']['equivalent_exemplars']:,.0f}",
                 f"{run['seconds']:,.0f}",
             )
-    # As wide as the table is: a narrow terminal then breaks lines, where rich would break numbers.
+    print_unwrapped(table)
+
+
+def print_unwrapped(table: Table) -> None:
+    """Print a table at its full width: on a narrow terminal its lines wrap, where rich would cut numbers."""
+    from rich.console import Console
+
     width = Console(width=10_000).measure(table).maximum
     Console(width=width, highlight=False, markup=False).print(table)
 
@@ -83,10 +93,18 @@ def percent(share: float | None) -> str:
 
 
 def plan_rows(plan: Mapping[str, Any]) -> Rows:
+    if "krnet_bytes" not in plan:  # only the storage table of the paper's network has it
+        return [
+            ("samples", f"{plan['num_samples']:,} of {shape_text(plan['shape'])}, {plan['num_classes']:,} classes"),
+            ("recorder", ": ".join(filter(None, [plan["recorder"], settings_text(plan["settings"])]))),
+            ("features", megabytes(plan["feature_bytes"])),
+            ("file", f"{megabytes(plan['file_bytes'])}, {ratio_text(plan['compression_ratio_bytes'])}"),
+            ("per value", f"{plan['bits_per_value']:.3f} bits"),
+        ]
     return [
-        ("samples", f"{plan['num_samples']:,} of {by(plan['shape'])}"),
+        ("samples", f"{plan['num_samples']:,} of {shape_text(plan['shape'])}"),
         ("classes", f"{plan['num_classes']:,} in {plan['num_groups']:,} groups"),
-        ("network", sizes(plan["settings"])),
+        ("network", settings_text(plan["settings"])),
         ("features", megabytes(plan["feature_bytes"])),
         ("KRNet", megabytes(plan["krnet_bytes"])),
         ("  weights", megabytes(plan["krnet_network_bytes"])),
@@ -94,7 +112,10 @@ def plan_rows(plan: Mapping[str, Any]) -> Rows:
         ("autoencoder", megabytes(plan["autoencoder_network_bytes"] + plan["autoencoder_code_bytes"])),
         ("  weights", megabytes(plan["autoencoder_network_bytes"])),
         ("  codes", megabytes(plan["autoencoder_code_bytes"])),
-        ("KRNet is", f"{times(plan['compression_ratio_bytes'])} ({plan['compression_ratio']:.2f} as the paper counts)"),
+        (
+            "KRNet is",
+            f"{ratio_text(plan['compression_ratio_bytes'])} ({plan['compression_ratio']:.2f} as the paper counts)",
+        ),
     ]
 
 
@@ -102,13 +123,13 @@ def info_rows(info: Mapping[str, Any]) -> Rows:
     classes = "no labels" if info["num_classes"] is None else f"{info['num_classes']:,} classes"
     return [
         ("recording", info["path"]),
-        ("samples", f"{info['num_samples']:,} of {by(info['shape'])}, {classes}"),
-        ("recorder", f"{info['recorder']}: {sizes(info['settings'])}"),
+        ("samples", f"{info['num_samples']:,} of {shape_text(info['shape'])}, {classes}"),
+        ("recorder", f"{info['recorder']}: {settings_text(info['settings'])}"),
         ("features", megabytes(info["feature_bytes"])),
-        ("file", f"{megabytes(info['bytes'])}, {times(info['compression_ratio'])}"),
+        ("file", f"{megabytes(info['bytes'])}, {ratio_text(info['compression_ratio'])}"),
         ("per sample", f"{info['bytes_per_sample']:,.1f} bytes, {info['bits_per_value']:.3f} bits per value"),
         ("R2", f"{info['r2']:.5f} (MSE {info['mse']:.3g} of values scaled to 0..1 per channel)"),
-        ("fast replay", fast_error(info)),
+        ("fast replay", fast_error_text(info)),
         ("zeros", f"{100 * info['zero_ratio']:.1f} % of the features"),
         ("fit", fit_text(info)),
     ]
@@ -120,15 +141,15 @@ def fit_text(info: Mapping[str, Any]) -> str:
     return f"{info['fit_seconds']:.1f} s, {info['iterations']:,} iterations, stopped by {info['stopped_by']}"
 
 
-def below(value: float, limit: float) -> str:
-    """A value below a limit, in four digits or in as many as tell the two apart."""
+def number_below(value: float, limit: float) -> str:
+    """Format a value below `limit` with four digits, or with as many as it takes to look smaller than `limit`."""
     return next(text for digits in range(4, 18) if float(text := f"{value:.{digits}f}") < limit or digits == 17)
 
 
-def fast_error(info: Mapping[str, Any]) -> str:
-    """What bf16 costs: measured where a GPU was there to do it."""
+def fast_error_text(info: Mapping[str, Any]) -> str:
+    """Describe the error that bf16 adds; it is measured on a GPU."""
     if info["fast_extra_mse"] is None:
-        return "its extra error is known once recorded, or opened, on a GPU; on a CPU fast is exact"
+        return "extra error not measured: that takes a GPU, when recording or opening; on a CPU fast is exact"
     if info["fast_extra_mse"] == 0:
         return "the same as exact"
     return f"adds {info['fast_extra_mse']:.3g} to the MSE (bf16, on a GPU)"
@@ -154,7 +175,10 @@ def probe_text(error: float | None) -> str:
 
 def replay_rows(written: Mapping[str, Any]) -> Rows:
     rows = [
-        ("features", f"{written['path']}: {written['num_samples']:,} samples of {by(written['shape'])}, float32"),
+        (
+            "features",
+            f"{written['path']}: {written['num_samples']:,} samples of {shape_text(written['shape'])}, float32",
+        ),
         ("file", megabytes(written["bytes"])),
     ]
     return rows + ([("labels", written["labels_path"])] if written["labels_path"] else [])
@@ -173,11 +197,11 @@ def speed_rows(found: Mapping[str, Any]) -> Rows:
         )
     for batch, ways in found["replay"].items():
         best = max(ways["exact"], ways["fast"])
-        against = (
+        ratios = (
             f"{best / ways['plain']:.2f} times plain, {best / ways['raw_from_disk']:.2f} times reading raw features"
         )
         rate = f"exact {ways['exact']:,.0f}/s, fast {ways['fast']:,.0f}/s"
-        rows.append((f"replay by {int(batch):,}", f"{rate}; the better is {against}"))
+        rows.append((f"replay by {int(batch):,}", f"{rate}; the better is {ratios}"))
     for target, fit in found["targets"].items():
         reached = f"{fit['fit_seconds']:.1f} s, {fit['iterations']:,} iterations"
         rows.append((f"to R2 {target}", f"{reached}: R2 {fit['r2']:.4f}, stopped by {fit['stopped_by']}"))
@@ -188,23 +212,22 @@ def megabytes(num_bytes: int) -> str:
     return f"{num_bytes / 1e6:,.3f} MB ({num_bytes:,} bytes)"
 
 
-def times(ratio: float) -> str:
+def ratio_text(ratio: float) -> str:
     return f"{ratio:.2f} times smaller than the features" if ratio >= 1 else f"{1 / ratio:.2f} times larger than them"
 
 
-def by(shape: Sequence[int]) -> str:
+def shape_text(shape: Sequence[int]) -> str:
     return "×".join(map(str, shape)) or "one number"
 
 
-def sizes(settings: Mapping[str, Any]) -> str:
-    """All but what follows from the features."""
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """List the settings, except those that follow from the features."""
     hidden = ("channels", "height", "width", "vector", "groups")
     return ", ".join(f"{name} {value}" for name, value in settings.items() if name not in hidden)
 
 
 def show_rate(result: Mapping[str, Any]) -> None:
-    """A table on stdout: a line for each point."""
-    from rich.console import Console
+    """Print a line per point, then a line per failure."""
     from rich.table import Table
 
     accuracy = result["real_accuracy"]
@@ -228,6 +251,4 @@ def show_rate(result: Mapping[str, Any]) -> None:
         )
     for failed in result["errors"]:
         table.add_row(failed["recorder"], format_size(failed["budget"]), "failed")
-    # As wide as the table is: a narrow terminal then breaks lines, where rich would break numbers.
-    width = Console(width=10_000).measure(table).maximum
-    Console(width=width, highlight=False, markup=False).print(table)
+    print_unwrapped(table)

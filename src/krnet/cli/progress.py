@@ -1,9 +1,10 @@
-"""Progress on stderr: a live bar on a terminal, elsewhere a plain line every few seconds, nothing when quiet.
+"""Show progress on stderr: a live bar on a terminal, elsewhere a line every few seconds, nothing when quiet.
 
 with Display() as display:
     krnet.record(..., watch=display.fit)
 
-task loop -> Watchers -> Line on the display, Board (TensorBoard logs in DIR/tensorboard)
+task loop -> Watchers -> ProgressLine -> Display
+                      -> TensorBoardLog -> DIR/tensorboard
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-if TYPE_CHECKING:  # torch comes with them
+if TYPE_CHECKING:  # these modules import torch, which takes seconds
     from krnet.task_loop import Watcher
     from krnet.train.loop import Status
 
-LINE_EVERY_S = 5.0
+LINE_EVERY_S = 5.0  # seconds between two lines where there is no terminal
 
 
 class Display:
+    """A progress bar on a terminal, lines elsewhere."""
+
     def __init__(self, quiet: bool = False):
         console = Console(stderr=True)
         self._quiet = quiet
@@ -39,7 +42,7 @@ class Display:
                 BarColumn(20),
                 TextColumn("{task.fields[text]}"),
             )
-            # stdout is for data and stays as it is, whatever happens on stderr.
+            # rich would otherwise send stdout, which holds the results, through the console on stderr.
             self._bar = Progress(*columns, console=console, transient=True, redirect_stdout=False)
             self._task = self._bar.add_task("", total=None, text="")
 
@@ -55,15 +58,16 @@ class Display:
             self._bar.stop()
 
     def phase(self, name: str) -> None:
-        """Something begins whose end cannot be foreseen."""
+        """Show that a piece of work of unknown length begins."""
         self._show(name, None, "", now=True)
 
     def count(self, done: int, total: int, name: str) -> None:
+        """Show `done` of `total`."""
         if done < total:
             self._show(name, done / total, f"{done:,} of {total:,}", now=False)
 
     def fit(self, status: Status, r2: float) -> None:
-        """A fit is under way: what `krnet.record` tells its watcher."""
+        """Show the state of a fit; `krnet.record` takes this method as its `watch`."""
         rate = status.iteration / status.seconds if status.seconds else 0.0
         text = (
             f"{100 * status.progress:3.0f} %  {status.iteration:,} it  {rate:.3g} it/s  R2 {r2:.4f}  "
@@ -72,12 +76,12 @@ class Display:
         self._show(status.label, status.progress, text, now=False)
 
     def share(self, name: str, share: float, text: str) -> None:
-        """So much of something is done."""
+        """Show that `share` (0 to 1) of a piece of work is done."""
         self._show(name, share, text, now=False)
 
     def _show(self, name: str, share: float | None, text: str, now: bool) -> None:
         if self._bar:
-            # A bar without an end pulses; resetting the total turns one into the other.
+            # total=None makes the bar pulse; a number turns it back into a bar.
             self._bar.update(
                 self._task, description=name, total=None if share is None else 1.0, completed=share or 0.0, text=text
             )
@@ -87,7 +91,7 @@ class Display:
 
 
 def clock(seconds: float) -> str:
-    """1:02:03, or 2:03; nothing is known of infinity."""
+    """Format a duration as 1:02:03 or 2:03; infinity, an unknown duration, is -:--."""
     if not math.isfinite(seconds):
         return "-:--"
     minutes, s = divmod(round(seconds), 60)
@@ -96,32 +100,32 @@ def clock(seconds: float) -> str:
 
 
 class ProgressLine:
-    """Method, task, piece of work, share done, loss, accuracy so far, time left."""
+    """Show method, task, piece of work, share done, loss, time left, and the accuracy after the last task."""
 
     def __init__(self, display: Display):
-        self.display, self.name, self.seen = display, "", ""
+        self.display, self.name, self.last_accuracy = display, "", ""
         self.epochs: int | None = None
 
     def work(self, method: str, task: int, num_tasks: int, name: str, epochs: int | None = None) -> None:
         if task == 0:
-            self.seen = ""  # that of the method before
+            self.last_accuracy = ""  # it belongs to the previous method
         self.name, self.epochs = f"{method}  task {task} of {num_tasks - 1}  {name}", epochs
         self.display.phase(self.name)
 
     def status(self, status: Status) -> None:
         left = f"elapsed {clock(status.seconds)}  left {clock(status.seconds_left)}"
         done = f"{status.iteration:,} it" if self.epochs is None else f"epoch {status.progress * self.epochs:.1f}"
-        text = f"{100 * status.progress:3.0f} %  {done}  loss {status.loss:.4g}  {left}{self.seen}"
+        text = f"{100 * status.progress:3.0f} %  {done}  loss {status.loss:.4g}  {left}{self.last_accuracy}"
         self.display.share(self.name, status.progress, text)
 
     def accuracy(self, method: str, task: int, rows: Mapping[str, float]) -> None:
-        found = ", ".join(f"{row} {100 * value:.2f} %" for row, value in rows.items())
-        self.seen = f"  accuracy {found}"
-        self.display.phase(f"{method}  task {task} done: {found}")
+        text = ", ".join(f"{row} {100 * value:.2f} %" for row, value in rows.items())
+        self.last_accuracy = f"  accuracy {text}"
+        self.display.phase(f"{method}  task {task} done: {text}")
 
 
 class TensorBoardLog:
-    """Loss of every piece of work and accuracy after every task, for TensorBoard; none where that is not installed."""
+    """Log every loss and the accuracy after every task for TensorBoard; log nothing if it is not installed."""
 
     def __init__(self, folder: Path):
         self.folder, self.tag = folder, ""
@@ -129,7 +133,7 @@ class TensorBoardLog:
 
     def work(self, method: str, task: int, num_tasks: int, name: str, epochs: int | None = None) -> None:
         self.tag = f"{method}/task {task}/{name}"
-        if self.writer is None:  # only now: a run that is refused, or finished already, writes nothing
+        if self.writer is None:  # not in __init__: a run that is refused or already finished writes no logs
             try:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
@@ -148,6 +152,8 @@ class TensorBoardLog:
 
 
 class Watchers:
+    """Pass everything on to several watchers."""
+
     def __init__(self, watchers: Sequence[Watcher]):
         self.watchers = watchers
 

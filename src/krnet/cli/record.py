@@ -1,13 +1,19 @@
-"""The commands of a recording: `krnet plan`, `record`, `info`, `verify` and `replay`."""
+"""The commands of a recording: `krnet plan`, `record`, `info`, `verify` and `replay`.
+
+options -> plan   -> size of a recording, on stdout
+FEATURES -> record -> OUT.krn -> info, verify -> table or JSON on stdout
+                              -> replay       -> X.npy, Y.npy
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from krnet.cli import output as tables
+from krnet.cli import output
 from krnet.cli.options import (
     Budget,
     Device,
@@ -27,27 +33,29 @@ from krnet.cli.options import (
     show_recorder_settings,
 )
 from krnet.cli.output import say
-from krnet.config import parse_counts, parse_duration, parse_ids, parse_shape
+from krnet.config import parse_counts, parse_duration, parse_ids, parse_shape, unknown_setting
 from krnet.train.config import SCHEDULES, FitConfig
 
 
 def plan(
     shape: Annotated[
         Any,
-        typer.Option(parser=option(parse_shape), metavar="C,H,W", help="Shape of one sample.", show_default=False),
+        typer.Option(parser=option(parse_shape), metavar="C,H,W", help="Shape of one feature map.", show_default=False),
     ],
     class_counts: Annotated[
         Any,
         typer.Option(
             parser=option(parse_counts),
             metavar="N,N,...",
-            help="Samples of each class; 500x50 stands for 50 classes of 500.",
+            help="Number of samples of each class; 500x50 means 50 classes of 500. Give this or --num-samples.",
             show_default=False,
         ),
     ] = None,
     num_samples: Annotated[
         int | None,
-        typer.Option(help="Samples in all, where there are no classes.", show_default=False),
+        typer.Option(
+            help="Number of samples, for features without classes. Give this or --class-counts.", show_default=False
+        ),
     ] = None,
     preset: Preset = None,
     recorder: RecorderName = None,
@@ -55,10 +63,10 @@ def plan(
     settings: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Writes nothing; prints on stdout what a recording would take, in bytes, beside the features themselves.
+    """Writes nothing; prints on stdout the size in bytes that a recording would have, and that of the features.
 
-    Without a preset, what `krnet record` would write: recorder krnet at one bit a value. A preset is of the paper's
-    network, which is shown beside the paper's autoencoder.
+    The size is that of the file that `krnet record` would write with the same options. For recorder paper, which
+    --preset selects, it is printed beside the size of the paper's autoencoder.
 
     \b
     Example:
@@ -71,23 +79,29 @@ def plan(
         raise typer.BadParameter("give either --class-counts or --num-samples")
     from krnet.bench.plan import plan as make_plan
 
-    made = make_plan(shape, class_counts, preset, recorder=recorder, budget=budget, **merge(settings or []))
-    tables.show(made, tables.plan_rows(made), as_json)
+    given = merge(settings or [])
+    _check_setting_names(given)
+    table = make_plan(shape, class_counts, preset, recorder=recorder, budget=budget, **given)
+    output.show(table, output.plan_rows(table), as_json)
 
 
 def record(
     features: Annotated[
         Path | None,
         typer.Argument(
-            metavar="FEATURES", help="Feature maps (N, ...) as .npy .npz .safetensors .h5 .zarr.", show_default=False
+            metavar="FEATURES",
+            help="Feature maps (N, ...) as .npy .npz .safetensors .h5 .zarr; required.",
+            show_default=False,
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="OUT.krn", help="File to write.", show_default=False)
+        Path | None, typer.Option("--out", "-o", metavar="OUT.krn", help="File to write; required.", show_default=False)
     ] = None,
     labels: Annotated[
         Path | None,
-        typer.Option(metavar="L.npy", help="One integer per sample; classes share vectors.", show_default="none"),
+        typer.Option(
+            metavar="L.npy", help="Class of each sample, an integer; the file keeps them.", show_default="none"
+        ),
     ] = None,
     key: Key = None,
     preset: Preset = None,
@@ -100,8 +114,9 @@ def record(
         int | None,
         typer.Option(
             metavar="SAMPLES",
-            help="Samples that the file is to hold when it has grown by --start: the budget is for all of them.",
-            show_default="those there are",
+            help="Number of samples that the file will hold after later calls with --start; the budget is for all of "
+            "them.",
+            show_default="the samples of FEATURES",
         ),
     ] = None,
     target_r2: Annotated[float | None, fit_option("target_r2", "none")] = None,
@@ -115,16 +130,16 @@ def record(
         bool,
         typer.Option(
             "--resume",
-            help="Go on from the checkpoint OUT.krn.ckpt of a run that was stopped; a search for --target-r2 keeps "
-            "none and starts anew.",
+            help="Continue a stopped run from its checkpoint OUT.krn.ckpt; a search for --target-r2 has no "
+            "checkpoint and starts again.",
         ),
     ] = False,
     start: Annotated[
         Path | None,
         typer.Option(
             metavar="OLD.krn",
-            help="Start from an earlier recording, of the first of these samples; krnet, pca, quantized, transform and "
-            "pq leave those as they are.",
+            help="Start from an earlier recording, which holds the first samples of FEATURES; krnet, pca, quantized, "
+            "transform and pq keep their replays unchanged.",
             show_default="none",
         ),
     ] = None,
@@ -136,9 +151,10 @@ def record(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Writes OUT.krn, from which any sample can be replayed by its ID; prints on stdout how large and how good it is.
+    """Writes OUT.krn, from which any sample can be replayed by its ID; prints its size and its error on stdout.
 
-    While it runs, a checkpoint OUT.krn.ckpt lies beside it. The settings it was made with are in the file.
+    The file also holds the settings it was made with. While a network is fitted, a checkpoint OUT.krn.ckpt lies beside
+    it.
 
     \b
     Example:
@@ -165,10 +181,11 @@ def record(
         seed=seed,
         device=device,
     )
+    _check_setting_names(given)
     if resume and out.exists():
         say(f"{out}: recorded already; nothing to resume")
     checkpoint = out.with_name(out.name + ".ckpt")
-    before = _changed(checkpoint)
+    old_write_time = _write_time_ns(checkpoint)
     try:
         with Display(quiet) as display:
             display.phase("reading the features")
@@ -177,43 +194,53 @@ def record(
                 images=images, trunk=_read_trunk(trunk, device), watch=display.fit, budget=budget, room=room, **given,
             )  # fmt: skip
     except KeyboardInterrupt:
-        if _changed(checkpoint) not in (None, before):
+        if _write_time_ns(checkpoint) not in (None, old_write_time):
             say(f"stopped; checkpoint saved in {checkpoint}. To go on, give the same command with --resume")
         else:
             say("stopped before there was anything to save")
         raise typer.Exit(130) from None
     info = {"path": str(out), **recording.info()}
-    tables.show(info, tables.info_rows(info), as_json)
+    output.show(info, output.info_rows(info), as_json)
     target = given.get("target_r2")
     if target is not None and info["r2"] < target:
-        more = (
+        advice = (
             f"Record again with more --iterations (these were {info['iterations']:,}), a longer --time-budget, or a "
             f"wider network (--set d0=... or --set c0=...)"
             if get_recorder(info["recorder"]).stops_at_target
             else "No larger file was better: leave out settings that hold it back, fit longer where there is a network "
             "(--iterations, --time-budget), or take another recorder"
         )
-        shown = tables.below(info["r2"], target)
-        say(f"warning: {out} was written, but its R2 of {shown} is below the target of {target}. {more}")
+        r2_text = output.number_below(info["r2"], target)
+        say(f"warning: {out} was written, but its R2 of {r2_text} is below the target of {target}. {advice}")
+
+
+def _check_setting_names(given: Iterable[str]) -> None:
+    """Refuse a name that no recorder has: it may be an argument of `api.record`, such as head or out."""
+    from krnet.recorders.base import FIT_NAMES, get_recorder, recorder_names
+
+    known = FIT_NAMES.union(*(get_recorder(name).setting_names for name in recorder_names()))
+    for name in given:
+        if name not in known:
+            raise unknown_setting(name, known)
 
 
 def _read_trunk(path: Path | None, device: str | None) -> Any:
-    """The module, on the device; None where no file is given."""
+    """Read the trunk onto the device; None if no file is given."""
     from krnet.device import pick_device
     from krnet.nn.loaded import read_trunk
 
     return None if path is None else read_trunk(path, pick_device(device))
 
 
-def _changed(path: Path) -> int | None:
-    """When a file was last written, in nanoseconds; None where there is none."""
+def _write_time_ns(path: Path) -> int | None:
+    """Return when a file was last written; None if there is no such file."""
     return path.stat().st_mtime_ns if path.exists() else None
 
 
 def info(path: RecordingFile, as_json: Json = False) -> None:
-    """Writes nothing; prints on stdout what a recording holds, how large and how good it is.
+    """Writes nothing; prints on stdout what a recording holds, its size and its error.
 
-    Only the header is read; see `krnet verify` for a check of the whole file.
+    Only the header is read; `krnet verify` checks the whole file.
 
     \b
     Example:
@@ -221,24 +248,29 @@ def info(path: RecordingFile, as_json: Json = False) -> None:
     """
     from krnet import api
 
-    found = {"path": str(path), **api.open(path).info()}
-    tables.show(found, tables.info_rows(found), as_json)
+    summary = {"path": str(path), **api.open(path).info()}
+    output.show(summary, output.info_rows(summary), as_json)
 
 
 def verify(
     path: RecordingFile,
     against: Annotated[
         Path | None,
-        typer.Option(metavar="FEATURES", help="The features: their error is measured, too.", show_default="none"),
+        typer.Option(
+            metavar="FEATURES",
+            help="The recorded features: the error of their replays is measured too.",
+            show_default="none",
+        ),
     ] = None,
     key: Key = None,
     trunk: Trunk = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Writes nothing; checks every byte of a recording, decodes its probe samples, and prints on stdout what it found.
+    """Writes nothing; checks every byte of a recording, decodes its probe samples, and prints the result on stdout.
 
-    Exit code 1 says that something is wrong with the file.
+    The probe is a few samples whose decoded values the file holds: they show whether this machine decodes it alike.
+    Exit code 1 means that something is wrong with the file.
 
     \b
     Example:
@@ -247,19 +279,21 @@ def verify(
     from krnet import api
 
     report = api.verify(path, against, device=device, key=key, trunk=_read_trunk(trunk, device))
-    tables.show(report, tables.verify_rows(report), as_json)
+    output.show(report, output.verify_rows(report), as_json)
 
 
 def replay(
     path: RecordingFile,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="X.npy", help="File to write.", show_default=False)],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="X.npy", help="File for the features.", show_default=False)
+    ],
     ids: Annotated[
         Any,
         typer.Option(
             "--ids",
             parser=option(parse_ids),
             metavar="IDS",
-            help="Sample IDs: 5 or 0:100 or ::10 or 5,3,7:9 or -1, or @FILE.npy with integers or a mask.",
+            help="Sample IDs: 5, 0:100, ::10, 5,3,7:9 or -1 (the last), or @FILE.npy with integers or a mask.",
             show_default="all",
         ),
     ] = ":",
@@ -267,14 +301,14 @@ def replay(
         Path | None, typer.Option(metavar="Y.npy", help="File for the labels.", show_default="none")
     ] = None,
     precision: Annotated[
-        str, typer.Option(metavar="exact|fast", help="fast: bf16 products on a GPU; on a CPU the same as exact.")
+        str, typer.Option(metavar="exact|fast", help="exact: fp32. fast: bf16 on a GPU; on a CPU the same as exact.")
     ] = "exact",
     trunk: Trunk = None,
     device: Device = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Writes X.npy, float32 features in the order of the IDs, and their labels to Y.npy if asked.
+    """Writes X.npy, the replayed features as float32 (N, ...) in the order of the IDs; with --labels-out also Y.npy.
 
     \b
     Example:
@@ -284,19 +318,23 @@ def replay(
     from krnet.cli.progress import Display
 
     recording = api.open(path, device, precision, trunk=_read_trunk(trunk, device))
-    chosen = export.choose_ids(recording, ids)
+    chosen_ids = export.choose_ids(recording, ids)
     with Display(quiet) as display:
         num_bytes = export.write_replays(
-            recording, chosen, out, labels_path=labels_out, watch=lambda done, all: display.count(done, all, "replay")
+            recording,
+            chosen_ids,
+            out,
+            labels_path=labels_out,
+            watch=lambda done, total: display.count(done, total, "replay"),
         )
     written = {
         "path": str(out),
         "labels_path": None if labels_out is None else str(labels_out),
-        "num_samples": len(chosen),
+        "num_samples": len(chosen_ids),
         "shape": list(recording.shape),
         "dtype": "float32",
         "bytes": num_bytes,
         "precision": precision,
         "device": str(recording.device),
     }
-    tables.show(written, tables.replay_rows(written), as_json)
+    output.show(written, output.replay_rows(written), as_json)

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from krnet.errors import NotARecordingError
+from krnet.io.header import RESTORE
 
 FREQUENCY_BITS = 16  # the frequencies of a table add up to 2^16
 CODER_BITS = 24  # inside constriction's default coder, they add up to 2^24
@@ -32,7 +33,6 @@ MAX_TABLES = 256  # a column names its table in one byte
 MAX_ALPHABET = 4096  # symbols per table: with more, too little of the 2^16 would be left for the frequent ones
 MAX_SYMBOL = 2**15 - 1  # the lowest symbol of a table is stored as int16
 TABLE_SYMBOL_BYTES = 3  # per symbol of a table: two for its frequency, one for its centroid
-RESTORE = "Restore the file from a copy, or record again"
 
 # Histograms of symbols: one bin per symbol while |symbol| < 16, then four bins per octave; 60 bins per sign, and zero.
 NUM_SINGLE_BINS = 16

@@ -22,9 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from krnet.coding.entropy import MAX_ALPHABET, RESTORE, Tables
+from krnet.coding.entropy import MAX_ALPHABET, Tables
 from krnet.errors import NotARecordingError
 from krnet.io.archive import TensorStore
+from krnet.io.header import RESTORE
 
 MIN_SMALL_BITS = 5.0  # bits, at least, of the weights of small tensors: they are few and matter much
 NORM_STEP = 1 / 32  # quantisation step of norm scales and shifts, whose values are about 1
@@ -34,7 +35,6 @@ MIN_SCALE = 2.0**-14  # the smallest normal fp16
 NORMAL_BITS = math.log2(math.sqrt(2 * math.pi * math.e))
 TABLE_DTYPES = {"first": torch.int16, "sizes": torch.uint16, "weights": torch.uint16}
 PACKED_TENSORS = ("stream", *TABLE_DTYPES, "scales", "rest")
-NUM_TENSORS = len(PACKED_TENSORS)
 MAX_TABLE_BYTES = 300  # of one frequency table
 
 

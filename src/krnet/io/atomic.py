@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, BinaryIO
 from krnet.errors import InputError
 
 AnyPath = str | os.PathLike[str]
+MKDIR_ATTEMPTS = 100  # others come and go; where a folder can never be made (/proc), it ends
 
 
 def refuse_overwriting(outputs: Sequence[AnyPath], inputs: Sequence[AnyPath]) -> None:
@@ -70,13 +72,31 @@ def read_json(path: AnyPath) -> dict[str, Any]:
 
 
 def make_folder(folder: AnyPath) -> list[Path]:
-    """Make a folder and its missing parents; return those that were made, deepest first."""
+    """Make it and its parents where they are missing; those that were made, deepest first."""
     folder = Path(folder)
-    ancestry = (folder, *folder.parents)
-    missing = [path for path in ancestry if not path.exists()]
+    line = (folder, *folder.parents)
+    missing = set[Path]()
+    for attempts_left in reversed(range(MKDIR_ATTEMPTS)):
+        missing |= {path for path in line if not path.exists()}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            break
+        except (FileExistsError, NotADirectoryError, FileNotFoundError) as error:
+            for path in line:
+                if _is_something_else(path):
+                    raise InputError(
+                        f"{path}: is not a folder, and one is to be written to; choose another place"
+                    ) from error
+            # Else someone removed the folder, or a parent of it, while it was being made.
+            if not attempts_left:
+                raise
+    return [path for path in line if path in missing]
+
+
+def _is_something_else(path: Path) -> bool:
+    """Something other than a folder stands there. One look: between two, a folder may be removed or made."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        found = next(path for path in ancestry if os.path.lexists(path))
-        raise InputError(f"{found}: is not a folder, and one is to be written to; choose another place") from error
-    return missing
+        mode = path.lstat().st_mode
+    except OSError:
+        return False  # nothing there, or something else further up
+    return not stat.S_ISDIR(mode) and not path.is_dir()  # a link to a folder is as good as a folder

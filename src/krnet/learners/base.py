@@ -379,8 +379,3 @@ def plain_settings(config: LearnerConfig) -> dict[str, Any]:
 def num_bytes(tensors: Mapping[str, Tensor] | list[Tensor]) -> int:
     values = tensors.values() if isinstance(tensors, Mapping) else tensors
     return sum(value.numel() * value.element_size() for value in values)
-
-
-def check_old(kept: object, task: int) -> None:
-    if task > 0 and kept is None:
-        raise SettingError(f"task {task} needs what task {task - 1} left; start from the base task")

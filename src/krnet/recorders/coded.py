@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from krnet.coding.entropy import MAX_ALPHABET, RESTORE
+from krnet.coding.entropy import MAX_ALPHABET
 from krnet.coding.matrix import (
     CodedConfig,
     CodedMatrix,
@@ -35,6 +35,7 @@ from krnet.device import exact_math
 from krnet.errors import InputError, NotARecordingError
 from krnet.features.samples import Samples
 from krnet.io.archive import TensorStore
+from krnet.io.header import RESTORE
 from krnet.recorders.base import Content, Job, Recorder, Stored, planned_overhead
 from krnet.recorders.basis import (
     MAX_UNUSED_SHARE,

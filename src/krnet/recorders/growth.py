@@ -29,13 +29,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from krnet.coding.entropy import MAX_ALPHABET, MAX_SYMBOL, RESTORE, to_symbols
+from krnet.coding.entropy import MAX_ALPHABET, MAX_SYMBOL, to_symbols
 from krnet.coding.matrix import CODED_TENSORS, CodedConfig, Matrix, MatrixStats, encode, measure
 from krnet.config import check_range, from_dict
 from krnet.device import exact_math
 from krnet.errors import InputError, NotARecordingError, SettingError
 from krnet.features.samples import Samples
 from krnet.features.stats import normalise
+from krnet.io.header import RESTORE
 from krnet.recorders.base import Content, Earlier, Job, Recorder, planned_overhead
 from krnet.recorders.basis import MAX_UNUSED_SHARE, PREFIX, CodedReplayer, matrix_of, planned_bytes
 

@@ -21,7 +21,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from krnet.coding.entropy import RESTORE
 from krnet.coding.matrix import (
     CODED_TENSORS,
     MAX_BLOCK,
@@ -36,6 +35,7 @@ from krnet.config import check_int
 from krnet.errors import NotARecordingError, SettingError
 from krnet.features.samples import Samples
 from krnet.io.archive import TensorStore
+from krnet.io.header import RESTORE
 from krnet.recorders.axes import AXES, FINEST, WORTH, Axes, least_squares, load_axes, principal_axes
 from krnet.recorders.base import Job, Stored, register
 from krnet.recorders.basis import Basis, stored_matrix

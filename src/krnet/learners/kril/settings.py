@@ -45,7 +45,7 @@ class KrilConfig(LearnerConfig):
         "budget",
         "single",
     }
-    fixed_layers: int = 23
+    fixed_layers: int | str = 23
     """Layers of F1, counted as in the paper: the first convolution is one layer, each basic block two."""
     tail_lr: float = 0.05
     """Learning rate of F2 without its classifier, as a fraction of the classifier's learning rate."""
@@ -85,7 +85,8 @@ class KrilConfig(LearnerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_int("fixed_layers", self.fixed_layers, 1)
+        if not isinstance(self.fixed_layers, str):
+            check_int("fixed_layers", self.fixed_layers, 1)
         check_int("batch_size", self.batch_size, 2)  # at least one replayed and one new sample
         if self.ce != "seen":
             raise SettingError(f"ce is {self.ce!r}; expected seen: replays are of old classes, which 'new' leaves out")

@@ -20,13 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from krnet.coding.entropy import RESTORE
 from krnet.coding.matrix import CodedMatrix, Matrix, MatrixReader, encode, measure
 from krnet.config import from_dict
 from krnet.device import exact_math
 from krnet.errors import InputError, NotARecordingError, OversizedRecordingError, SettingError
 from krnet.features.samples import Samples
 from krnet.io.archive import TensorStore
+from krnet.io.header import RESTORE
 from krnet.nn.paper_config import GEOMETRY, DecoderConfig
 from krnet.nn.paper_net import Decoder
 from krnet.nn.sizing import map_shape, preset_config, sizes_for

@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from krnet.coding.entropy import RESTORE
 from krnet.coding.matrix import MAX_BLOCK, CodedConfig, CodedMatrix, MatrixReader
 from krnet.coding.weights import rounding_plan, unpack
 from krnet.config import check_choice, check_int, check_range, from_dict
 from krnet.errors import InputError, NotARecordingError
 from krnet.io.archive import TensorStore
+from krnet.io.header import RESTORE
 from krnet.nn.sizing import map_shape
 from krnet.recorders.axes import AXES, load_axes
 from krnet.recorders.base import Stored

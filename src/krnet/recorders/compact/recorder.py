@@ -66,7 +66,7 @@ class CompactRecorder(Recorder):
         return run_fit(self, trainee, asdict(config))
 
     def default_budget(self, num_values: int, settings: Mapping[str, Any]) -> int | None:
-        return None if "step" in settings else DEFAULT_BITS * num_values // 8
+        return None if "step" in settings else max(1, DEFAULT_BITS * num_values // 8)
 
     def for_budget(self, job: Job, budget: int) -> dict[str, Any]:
         return {"most_bytes": budget} if job.start is not None else budgets.for_budget(job, budget)

@@ -26,13 +26,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from krnet.coding.entropy import RESTORE
 from krnet.coding.matrix import CHUNK_BYTES, MAX_BLOCK, CodedConfig, CodedMatrix, MatrixReader, pack
 from krnet.config import from_dict
 from krnet.device import exact_math
 from krnet.errors import InputError, NotARecordingError, SettingError
 from krnet.features.samples import Samples
 from krnet.io.archive import TensorStore
+from krnet.io.header import RESTORE
 from krnet.recorders.base import Content, Job, Recorder, Stored, register
 from krnet.recorders.basis import CodedReplayer
 from krnet.recorders.pq.books import MAX_BITS, Codebooks, PQConfig, part_widths, resolve_settings

@@ -1,0 +1,3 @@
+"""Class orders and task splits under their public name; krnet.data.protocol holds them."""
+
+from krnet.data.protocol import *  # noqa: F403
