@@ -47,13 +47,13 @@ def ctrl_c_at(number: int) -> Iterator[None]:
     """Ctrl-C at the n-th look at a loss that a progress line is told of."""
     seen = []
 
-    def status(self: watching.Line, status: Status) -> None:
+    def status(self: watching.ProgressLine, status: Status) -> None:
         seen.append(status)
         if len(seen) == number:
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watching.Line, "status", status)
+        patch.setattr(watching.ProgressLine, "status", status)
         yield
 
 

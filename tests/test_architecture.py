@@ -118,8 +118,8 @@ def test_no_module_has_the_name_of_a_public_function():
 
 
 def test_registries_are_full_as_soon_as_their_package_is_imported():
-    from krnet.learners.base import names as learner_names
-    from krnet.recorders.base import names as recorder_names
+    from krnet.learners.base import learner_names
+    from krnet.recorders.base import recorder_names
 
     expected = ["krnet", "paper", "autoencoder", "pca", "transform", "quantized", "pq", "images", "raw"]
     assert sorted(recorder_names()) == sorted(expected)

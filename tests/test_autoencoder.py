@@ -123,8 +123,10 @@ def test_presets_give_the_decoder_of_krnet(preset):
 
 def test_the_encoder_mirrors_the_decoder():
     """The same layers the other way round: the same matrices, turned over, and as many filters."""
-    config = preset_config((6, 14, 14), "cifar100", d0=32, c0=16, c1=8, stride=2)
-    decoder, encoder = Decoder(config, 24), Encoder(config, 24, torch.zeros(6), torch.ones(6))
+    sizes = {"d0": 32, "c0": 16, "c1": 8, "stride": 2, "code_width": 24}
+    job = job_for(torch.rand(2, 6, 14, 14), preset="cifar100", settings=sizes)
+    config = AutoencoderRecorder().config(job)
+    decoder, encoder = Decoder(config, 24), Encoder(config, torch.zeros(6), torch.ones(6))
     sizes = [sorted(p.numel() for p in net.parameters() if p.dim() > 1) for net in (decoder, encoder)]
     assert sizes[0] == sizes[1]
     x = torch.rand(3, 6, 14, 14)
@@ -286,8 +288,8 @@ def test_a_budget_is_kept_even_by_the_dearest_codes_and_about_half_of_it_is_thei
     features, labels = relu_maps(1500, (8, 8, 8))
 
     def dearest(fit: AutoencoderFit) -> Tensor:
-        codes = torch.randn(1500, fit.code.code_width, generator=torch.Generator().manual_seed(0))
-        return (unit_power(codes) / fit.code.step).round().short()
+        codes = torch.randn(1500, fit.config.code_width, generator=torch.Generator().manual_seed(0))
+        return (unit_power(codes) / fit.config.step).round().short()
 
     settings = AutoencoderRecorder().for_budget(job_for(features, labels), budget)
     monkeypatch.setattr(AutoencoderFit, "codes", dearest)
@@ -467,7 +469,7 @@ def test_settings_that_make_no_sense_are_refused(settings, why):
 
 
 def test_a_recording_to_start_from_is_refused(files):
-    with pytest.raises(InputError, match="learns every code anew"):
+    with pytest.raises(InputError, match="start is given, and recorder autoencoder has no use for it"):
         krnet.record(*maps(), start=files["floats"], **TINY)
 
 

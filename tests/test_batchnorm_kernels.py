@@ -106,7 +106,7 @@ def test_training_gives_what_the_plain_layers_give(emulate, shape, skip, relu):
 def test_training_is_the_same_however_rows_are_shared_out(emulate, cores, channels):
     emulate(cores=cores)
     x = make_maps((7, channels, 31, 29))
-    assert (batchnorm.Split(x).parts > 32) == (cores == 132 and channels == 16)
+    assert (batchnorm.Tiling(x).parts > 32) == (cores == 132 and channels == 16)
     found = errors(make_norm(channels), x)
     assert max(found.values()) < 1e-5, found
 
@@ -234,7 +234,7 @@ def test_without_a_relu_the_skips_gradient_is_the_outputs_own(emulate):
 )
 def test_rows_are_shared_out_whole_among_few_parts(emulate, cores, rows, channels):
     emulate(cores=cores)
-    split = batchnorm.Split(torch.empty(1, channels, 1, 1, device="meta").expand(rows, -1, -1, -1))
+    split = batchnorm.Tiling(torch.empty(1, channels, 1, 1, device="meta").expand(rows, -1, -1, -1))
     assert 1 <= split.parts <= batchnorm.MOST_PARTS
     assert (split.parts - 1) * split.share < rows <= split.parts * split.share
     assert split.slab * split.slabs == channels and 1 <= split.map_blocks * split.slabs <= max(cores, split.slabs)

@@ -23,7 +23,7 @@ from krnet.cli import output as tables
 from krnet.cli import progress
 from krnet.config import describe
 from krnet.io import archive
-from krnet.nn.paper_config import NetworkConfig
+from krnet.recorders.base import get_recorder, recorder_names
 from krnet.train.config import FitConfig
 
 N, SHAPE = 40, (4, 5, 3)
@@ -105,7 +105,7 @@ def test_record_and_info_print_the_same_object_with_the_promised_keys(folder: Pa
     assert recorded.keys() >= INFO_KEYS
     assert recorded["num_samples"] == N
     assert recorded["shape"] == list(SHAPE)
-    assert recorded["recorder"] == "krnet"
+    assert recorded["recorder"] == "paper"
     assert recorded["bytes"] == out.stat().st_size
     assert recorded["bytes_per_sample"] == recorded["bytes"] / N
     assert recorded["bits_per_value"] == 8 * recorded["bytes"] / (N * 60)
@@ -141,7 +141,11 @@ def test_verify_measures_the_error_against_the_features(folder: Path) -> None:
 def test_plan_takes_class_counts_or_a_number_of_samples() -> None:
     found = run_json("plan", "--shape", "256,14,14", "--class-counts", "1300x2,732", "--preset", "imagenet-published")
     assert (found["num_samples"], found["num_classes"], found["num_groups"]) == (3332, 3, 8)
-    assert run_json("plan", "--shape", "64x8x8", "--num-samples", 1000, "--set", "c0=64")["settings"]["c0"] == 64
+    samples = ("--shape", "64x8x8", "--num-samples", 1000)
+    assert run_json("plan", *samples, "--recorder", "paper", "--set", "c0=64")["settings"]["c0"] == 64
+    found = run_json("plan", *samples)
+    assert (found["recorder"], found["num_samples"], found["file_bytes"]) == ("krnet", 1000, 4096 * 1000 // 8 + 6_000)
+    assert run_json("plan", *samples, "--budget", "12kB")["file_bytes"] == 12_000
 
 
 @pytest.mark.parametrize(
@@ -150,7 +154,14 @@ def test_plan_takes_class_counts_or_a_number_of_samples() -> None:
         ("info a.krn", ["40 of 4×5×3, 4 classes", "bits per value", "MB ("]),
         ("verify a.krn --against features.npy", ["the features it was recorded from", "R2"]),
         ("replay a.krn --ids 3 -o x.npy", ["x.npy: 1 samples of 4×5×3, float32"]),
-        ("plan --shape 256,14,14 --class-counts 1300x50", ["50 in 150 groups", "13,045.760 MB (13,045,760,000 bytes)"]),
+        (
+            "plan --shape 256,14,14 --class-counts 1300x50 --recorder paper",
+            ["50 in 150 groups", "13,045.760 MB (13,045,760,000 bytes)"],
+        ),
+        (
+            "plan --shape 256,14,14 --class-counts 1300x50",
+            ["65,000 of 256×14×14, 50 classes", "krnet", "407.686 MB (407,686,000 bytes), 32.00 times smaller"],
+        ),
     ],
 )
 def test_without_json_there_is_a_table(inputs: Path, command: str, expected: list[str]) -> None:
@@ -213,7 +224,8 @@ def test_an_option_whose_metavar_is_its_name_in_capitals_is_named(command: Calla
 
 
 def test_help_needs_no_torch() -> None:
-    code = "import sys, krnet.cli.app as c; c.app(['record', '--help'], standalone_mode=False); print('torch' in sys.modules)"
+    code = "import sys, krnet.cli.app as c; c.app(['record', '--help'], standalone_mode=False)"
+    code += "; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.rstrip().endswith("False"), done.stdout + done.stderr
 
@@ -233,12 +245,30 @@ def test_help_opens_with_what_is_written_and_has_an_example(command: str) -> Non
     assert f"krnet {command}" in text.split("Example:")[1]
 
 
-def test_help_describes_every_setting_in_the_words_of_the_config() -> None:
+def test_help_describes_the_options_of_a_fit_in_the_words_of_its_config() -> None:
     shown = " ".join(run("record", "--help").stdout.split())
-    for config in (FitConfig, NetworkConfig):
-        for name, text in describe(config).items():
-            if name not in cli.GEOMETRY:
-                assert text in shown, name
+    for name in ("iterations", "target_r2", "time_budget", "schedule", "seed", "device"):
+        assert describe(FitConfig)[name] in shown, name
+
+
+@pytest.mark.parametrize("name", recorder_names())
+def test_list_settings_describes_every_setting_of_a_recorder_in_the_words_of_its_config(name: str) -> None:
+    recorder = get_recorder(name)
+    listed = run("record", "--recorder", name, "--list-settings")
+    assert listed.exit_code == 0, listed.output
+    own, _, fit = (" ".join(part.split()) for part in listed.stdout.partition("\n\nits fit\n"))
+    described = describe(recorder.config_class)
+    for setting in recorder.setting_names:
+        assert f"{setting} {described[setting]} [default: " in own
+    for setting in recorder.derived:  # the features decide these
+        assert f"\n  {setting} " not in listed.stdout
+    for setting, text in describe(FitConfig).items():
+        assert (f"{setting} {text} [default: " in fit) == recorder.trains
+
+
+def test_list_settings_is_of_the_recorder_that_would_record() -> None:
+    for given, expected in ((), "krnet"), (("--preset", "cifar100"), "paper"), (("--recorder", "pca"), "pca"):
+        assert run("record", "--list-settings", *given).stdout.splitlines()[0] == expected
 
 
 # ------------------------------------------------------------------ refusals
@@ -251,8 +281,10 @@ REFUSED = {
     "labels of another length": "record features.npy --labels short.npy -o OUT",
     "an unknown preset": "record features.npy -o OUT --preset cifar",
     "an unknown setting": "record features.npy -o OUT --set c00=8",
+    "a setting of another recorder": "record features.npy -o OUT --set d0=8",
+    "a preset for a recorder that has none": "record features.npy -o OUT --recorder pca --preset cifar100",
     "a word for a number": "record features.npy -o OUT --set lr=abc",
-    "a word for a truth value": "record features.npy -o OUT --set last_norm=maybe",
+    "a word for a truth value": "record features.npy -o OUT --recorder paper --set last_norm=maybe",
     "an argument of the call that is no setting": "record features.npy -o OUT --set head=x",
     "a setting given twice": "record features.npy -o OUT --set seed=1 --seed 2",
     "no time at all": "record features.npy -o OUT --time-budget 0",
@@ -321,13 +353,13 @@ def test_unknown_setting_is_answered_with_the_nearest_name(inputs: Path) -> None
 
 KILLED = """
     import sys
-    from krnet import cli, progress
+    from krnet.cli import app, progress
     def wait(self, status, r2):
         if status.iteration == 20:
             print("at 20", flush=True)
             sys.stdin.read()
     progress.Display.fit = wait
-    cli.main()
+    app.main()
 """
 
 

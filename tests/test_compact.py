@@ -63,7 +63,7 @@ def test_few_samples_go_without_axes_and_are_kept_about_as_well_as_rounded_value
 
 
 def test_a_network_repairs_rounded_values(tmp_path):
-    features, options = few("maps"), {"network": "compact", "components": 0, "step": 0.3, "budget": None}
+    features, options = few("maps"), {"components": 0, "step": 0.3, "budget": None}
     plain, repaired = (made([features], tmp_path / f"{c1}.krn", c1=c1, **options).info()["r2"] for c1 in (0, 8))
     assert 1 - repaired < 0.9 * (1 - plain)
 
@@ -94,8 +94,7 @@ def test_signed_maps_are_recorded_as_well(tmp_path):
 
 def test_training_raises_what_principal_components_start_from(maps, tmp_path):
     before, after = (
-        made(maps, tmp_path / f"{n}.krn", network="compact", step=0.3, budget=None, iterations=n).info()["r2"]
-        for n in (1, 20)
+        made(maps, tmp_path / f"{n}.krn", step=0.3, budget=None, iterations=n).info()["r2"] for n in (1, 20)
     )
     assert 1 - after < 0.95 * (1 - before)
 
@@ -178,10 +177,17 @@ def test_a_search_that_was_stopped_leaves_nothing_and_starts_anew(few_maps, tmp_
     assert again.info()["r2"] >= 0.9 and [path.name for path in tmp_path.iterdir()] == ["a.krn"]
 
 
-def test_a_network_whose_size_is_given_stops_at_the_target(few_maps, tmp_path):
-    for given in ({"network": "paper"}, {"d0": 32, "c0": 8}):
+def test_the_papers_network_stops_at_the_target(few_maps, tmp_path):
+    small = {"d0": 32, "c0": 8}
+    for given in (
+        {"recorder": "paper"},
+        {"recorder": "paper", **small},
+        {"preset": "cifar100", **small},
+        {"start": tmp_path / "a.krn"},  # that of the preset
+    ):
         info = smallest(few_maps, tmp_path / "a.krn", target_r2=-10.0, iterations=60, **given).info()
-        assert (info["stopped_by"], info["iterations"]) == ("target", 50) and "network" not in info["settings"]
+        assert (info["stopped_by"], info["iterations"]) == ("target", 50)
+        assert info["recorder"] == "paper" and "network" not in info["settings"]
 
 
 def test_more_bytes_than_it_can_use_give_its_finest_step(few_maps, tmp_path):
@@ -211,10 +217,18 @@ def test_through_a_head_it_keeps_what_the_head_sees(maps, tmp_path):
     ("options", "kind", "message"),
     [
         ({"budget": 900}, BudgetError, "the budget is 900"),
-        ({"network": "small"}, SettingError, "network"),
-        ({"network": "compact", "budget": None, "components": 10_000}, SettingError, "components"),
-        ({"network": "compact", "budget": None, "step": 0.0}, SettingError, "step"),
-        ({"network": "compact", "budget": None, "preset": "cifar100"}, InputError, "preset"),
+        ({"network": "small"}, SettingError, "unknown setting 'network'"),
+        ({"network": "compact"}, SettingError, "unknown setting 'network'"),  # the file has it; nobody sets it
+        ({"components": 10_000}, SettingError, "components is 10000"),
+        ({"budget": None, "components": 10_000}, SettingError, "components is 10000"),
+        ({"budget": None, "components": 10_000, "step": 0.3}, SettingError, "components is 10000"),
+        ({"budget": None, "step": 0.0}, SettingError, "step is 0"),
+        (
+            {"budget": None, "recorder": "krnet", "preset": "cifar100"},
+            InputError,
+            "preset is given, and .* krnet has no",
+        ),
+        ({"c0": 8}, SettingError, "c0 is given, a setting of recorder autoencoder or paper and not of krnet"),
     ],
 )
 def test_what_cannot_be_is_refused_and_nothing_is_written(few_maps, tmp_path, options, kind, message):
@@ -225,7 +239,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(few_maps, tmp_path, op
 
 def test_few_samples_of_large_maps_are_recorded(tmp_path):
     features = relu_maps(24, (8, 33, 33))  # more values than principal axes are found from exactly
-    for options in ({"budget": 60_000}, {"budget": None, "network": "compact"}):
+    for options in ({"budget": 60_000}, {"budget": None}, {"budget": None, "step": 0.25}):
         found = made(features, tmp_path / "a.krn", iterations=3, **options)
         assert found.info()["r2"] > 0 and krnet.verify(tmp_path / "a.krn")["ok"]
         (tmp_path / "a.krn").unlink()
@@ -239,8 +253,8 @@ def test_a_network_adds_nothing_before_it_is_trained():
         torch.testing.assert_close(net(codes).flatten(1), codes @ net.axes)
 
 
-def test_settings_of_the_papers_network_under_a_budget_get_the_papers_network(maps, tmp_path):
-    found = made(maps, tmp_path / "a.krn", c0=8, budget=40_000, iterations=3)
+def test_the_papers_network_under_a_budget_keeps_settings_that_are_given_and_takes_few_bits(maps, tmp_path):
+    found = made(maps, tmp_path / "a.krn", recorder="paper", c0=8, budget=40_000, iterations=3)
     assert found.settings["c0"] == 8 and found.settings["bits"] == 4.0 and found.nbytes <= 40_000
 
 

@@ -66,6 +66,18 @@ def test_a_small_budget_is_kept_by_new_samples_alone(features, grown, tmp_path):
     assert torch.equal(replays(tmp_path / "a.krn", FIRST), replays(grown[0], FIRST))
 
 
+def test_a_target_gives_new_samples_the_fewest_bytes_that_reach_it(features, grown, tmp_path):
+    fits = set()
+    found = record(
+        features, tmp_path / "a.krn", start=grown[0], target_r2=0.9, iterations=20,
+        watch=lambda status, r2: fits.add(status.label),
+    )  # fmt: skip
+    assert len(fits) > 1 and found.info()["r2"] >= 0.9 and found.info()["fit"]["target_r2"] == 0.9
+    assert torch.equal(replays(tmp_path / "a.krn", FIRST), replays(grown[0], FIRST))
+    less = round(0.94 * found.settings["most_bytes"])
+    assert record(features, tmp_path / "b.krn", start=grown[0], budget=less, iterations=20).info()["r2"] < 0.9
+
+
 @pytest.mark.parametrize("c1", [0, 8])
 def test_values_without_axes_grow_and_those_from_before_stay_bit_for_bit(features, tmp_path, c1):
     options = {"budget": 30_000, "components": 0, "c1": c1, "iterations": 10}
@@ -115,10 +127,11 @@ def test_a_growth_that_was_stopped_goes_on(features, grown, tmp_path):
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({"network": "paper"}, InputError, "compact"),
+        ({"recorder": "paper"}, InputError, "by krnet; .* by paper to start from"),
         ({"step": 0.5}, InputError, "has step"),
-        ({"target_r2": 0.9}, InputError, "target_r2"),
-        ({"preset": "cifar100"}, InputError, "preset"),
+        ({"target_r2": 0.9, "budget": BUDGET}, InputError, "budget and target_r2 are given"),
+        ({"preset": "cifar100"}, InputError, "by krnet; .* by paper to start from"),
+        ({"recorder": "krnet", "preset": "cifar100"}, InputError, "preset is given, and recorder krnet has no use"),
         ({"recorder": "pca", "iterations": None}, InputError, "by pca"),
         ({"room": ROOM}, InputError, "no budget"),
         ({"room": 0, "budget": BUDGET}, SettingError, "room"),

@@ -13,7 +13,7 @@ from krnet.features.source import open_features
 from maps import relu_maps
 
 pytestmark = pytest.mark.gpu
-SETTINGS = {"iterations": 300, "group_size": 64, "d0": 64, "c0": 64, "c1": 16, "stride": 1}
+SETTINGS = {"recorder": "paper", "iterations": 300, "group_size": 64, "d0": 64, "c0": 64, "c1": 16, "stride": 1}
 
 
 @pytest.fixture(scope="module")

@@ -231,7 +231,7 @@ def test_what_is_missing_or_wrong_is_named(files, tmp_path):
         ((*record, "images", "--trunk", trunk, *SET), "needs the images: give images=, or --images"),
         ((*record, "images", "--images", images, *SET), "trunk is missing.* or --trunk"),
         ((*record, "images", "--images", images, "--trunk", trunk), "makes other features.*mean and std"),
-        ((*record, "pca", "--images", images), "recorder pca needs features alone"),
+        ((*record, "pca", "--images", images), "images is given, and recorder pca has no use for it"),
         ((*bench, "images", "--images", images), "trunk is missing. Give .*--trunk"),
         ((*bench, "pca", "--trunk", trunk), "trunk is given, and none of pca needs it"),
         ((*bench, "pca", "--set", "mean=3"), "unknown setting 'mean'"),
@@ -268,8 +268,8 @@ def test_bench_rate_has_images_as_one_more_series_and_makes_its_points_once(file
 
 
 def test_images_are_tried_unasked_where_they_are_given():
-    assert "images" not in rate.default_recorders()
-    assert rate.default_recorders(with_images=True).count("images") == 1
+    assert "images" not in [series.name for series in rate.default_series()]
+    assert [series.name for series in rate.default_series({"images", "trunk"})].count("images") == 1
 
 
 def test_a_module_that_gives_no_maps_is_refused(tmp_path):

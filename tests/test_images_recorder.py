@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import krnet
 from forge import rewrite_metadata
 from krnet.cli import app as cli
-from krnet.errors import InputError, NotARecordingError, RecordingError, SettingError, TensorShapeError
+from krnet.errors import InputError, NotARecordingError, RecordingError, TensorShapeError
 from krnet.features.samples import Samples
 from krnet.features.source import open_features
 from krnet.features.stats import scan
@@ -89,9 +89,10 @@ def job_for(**more) -> Job:
     settings = given(**more)
     source = open_features(settings.pop("features"))
     settings.pop("recorder")
+    images, trunk = settings.pop("images"), settings.pop("trunk")
     return Job(
         source=source, samples=Samples(len(source), source.shape, None), stats=scan(source), fit=FitConfig(),
-        device=torch.device("cpu"), settings=settings,
+        device=torch.device("cpu"), settings=settings, images=images, trunk=trunk,
     )  # fmt: skip
 
 
@@ -193,8 +194,8 @@ def test_what_all_images_begin_with_is_stored_once(kept):
     found = archive.open_archive(kept)
     start, stream = found.spec("start")[1][0], found.spec("stream")[1][0]
     assert start > 500 and stream / 60 < start
-    assert recorder.common_start([b"abcd", b"abxd", b"aby"]) == b"ab"
-    assert recorder.common_start([b"same"]) == b"same"
+    assert _encoded.common_prefix([b"abcd", b"abxd", b"aby"]) == b"ab"
+    assert _encoded.common_prefix([b"same"]) == b"same"
 
 
 @pytest.mark.parametrize("quality", [1, 30, 100])
@@ -423,7 +424,7 @@ def test_a_trunk_for_a_recording_that_needs_none_is_refused(tmp_path):
     krnet.record(torch.rand(5, 3), recorder="raw", out=tmp_path / "x.krn")
     with pytest.raises(InputError, match="a trunk is given, and recorder raw needs none"):
         krnet.open(tmp_path / "x.krn", trunk=make_trunk())
-    with pytest.raises(SettingError, match="unknown setting 'trunk'"):
+    with pytest.raises(InputError, match="trunk is given, and recorder raw has no use for it"):
         krnet.record(torch.rand(5, 3), recorder="raw", trunk=make_trunk())
 
 

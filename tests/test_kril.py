@@ -373,7 +373,7 @@ def test_mirrored_replays_are_the_maps_mirrored(digits, tmp_path):
         ({"recorder_settings": "c0"}, "c0"),
         ({"new_features": "zoom"}, "new_features"),
         ({"flip_replays": True}, "digits8 is not to be mirrored"),
-        ({"recorder_settings": 5}, "recorder_settings is 5; expected name=value"),
+        ({"recorder_settings": 5}, "recorder_settings is 5; expected settings by name"),
         ({"recorder_settings": "gamma=7"}, "recorder_settings has gamma, which is a setting of KRIL"),
         ({"recorder_settings": "device=cpu"}, "device, which is the run's"),
         ({"recorder_settings": "target_r2=2"}, "target_r2"),

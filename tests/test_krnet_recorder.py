@@ -32,7 +32,8 @@ from krnet.train import loop as training
 from krnet.train.config import FitConfig
 from maps import relu_maps, signed_maps
 
-TINY: dict[str, Any] = {"recorder": "paper", "d0": 16, "c0": 8, "c1": 8}
+SIZES: dict[str, Any] = {"d0": 16, "c0": 8, "c1": 8}
+TINY: dict[str, Any] = {"recorder": "paper", **SIZES}
 
 
 def content(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -51,7 +52,7 @@ def trainee(features: Tensor, head: nn.Module | None = None, **fit: Any) -> KRNe
     """A fit that is not yet begun."""
     source = open_features(features)
     samples = Samples(len(source), source.shape, None)
-    job = Job(source, samples, scan(source), FitConfig(**fit), torch.device("cpu"), head=head, settings=TINY)
+    job = Job(source, samples, scan(source), FitConfig(**fit), torch.device("cpu"), head=head, settings=SIZES)
     config = PaperRecorder().config(job)
     return KRNetFit(job, config, GroupTable.build(len(source), None, config.group_size))
 
@@ -62,13 +63,13 @@ def trainee(features: Tensor, head: nn.Module | None = None, **fit: Any) -> KRNe
 @pytest.mark.slow
 def test_250_iterations_on_a_few_hundred_maps_reach_an_r2_of_0_4():
     features, labels = relu_maps(210, (8, 6, 6))
-    info = krnet.record(features, labels, iterations=250).info()
+    info = krnet.record(features, labels, recorder="paper", iterations=250).info()
     assert info["r2"] >= 0.4 and info["iterations"] == 250
 
 
 def test_250_iterations_on_images_of_digits_reach_an_r2_of_0_4():
     digits = load_digits()
-    recording = krnet.record(digits.images[:120, None], digits.target[:120], iterations=250)
+    recording = krnet.record(digits.images[:120, None], digits.target[:120], recorder="paper", iterations=250)
     assert recording.info()["r2"] >= 0.4
     assert recording[7].shape == (1, 8, 8) and recording.labels.tolist() == digits.target[:120].tolist()
 
@@ -472,7 +473,8 @@ def test_memory_stays_bounded_while_a_large_file_is_recorded(tmp_path):
         peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         krnet.record(torch.randn(4, 256, 8, 8), iterations=1, recorder="paper", d0=16, c0=8, c1=8)  # what any fit needs
         baseline = peak()
-        recording = krnet.record(sys.argv[1], iterations=3, batch_size=64, recorder="paper", d0=16, c0=8, c1=8, group_size=512)
+        sizes = {"recorder": "paper", "d0": 16, "c0": 8, "c1": 8, "group_size": 512}
+        recording = krnet.record(sys.argv[1], iterations=3, batch_size=64, **sizes)
         assert len(recording) == 7200
         print(peak() - baseline)
     """

@@ -128,7 +128,7 @@ def test_tasks_that_joint_training_leaves_out_have_no_accuracy(tmp_path: Path) -
 
 
 def test_all_stands_for_every_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "names", lambda: ("finetune", "joint"))
+    monkeypatch.setattr(base, "learner_names", lambda: ("finetune", "joint"))
     found = learn("all", "finetune", "--epochs", 1, out=tmp_path / "runs")
     assert [made["method"] for made in found] == ["finetune", "joint"]
 
@@ -266,7 +266,10 @@ REFUSED = {
     "no epochs": ("finetune --epochs 0", "epochs is 0; expected at least 1"),
     "an unknown recorder": ("kril --recorder tape", "recorder is 'tape'; expected one of autoencoder, "),
     "a setting the recorder has not": ("kril --set recorder_settings=d00=8", "did you mean 'd0'?"),
-    "a recorder's setting without value": ("kril --set recorder_settings=d0", "recorder_settings: 'd0' is not a"),
+    "a recorder's setting without value": (
+        "kril --set recorder_settings=d0",
+        "'d0' is not a setting; expected name=value",
+    ),
     "a cut inside a block": ("kril --fixed-layers 4", "cannot cut after 4 layers; possible: 1, 3, 5, 7"),
     "an unknown class order": ("finetune --order lucir", "did you mean 'lucir1993'?"),
     "an order of other classes": ("finetune --order 3,1,2", "the class order lists 3 classes"),

@@ -9,6 +9,7 @@ import krnet
 from krnet.bench.plan import plan
 from krnet.errors import SettingError
 from krnet.io.archive import open_archive
+from maps import relu_maps
 
 IMAGENET = (256, 14, 14)
 # The paper's storage table, as printed; its MB and GB are MiB and GiB.
@@ -67,21 +68,34 @@ def test_full_imagenet_classes_take_three_groups_and_small_ones_two() -> None:
 @pytest.mark.parametrize("preset", [None, "cifar100"])
 def test_plan_counts_the_weights_that_a_recording_stores(preset: str | None) -> None:
     labels = [0] * 20 + [1] * 10
-    small = {"c0": 4, "d0": 16, "group_size": 8}
+    small = {"recorder": "paper", "c0": 4, "d0": 16, "group_size": 8}
     recording = krnet.record(torch.rand(30, 4, 4, 4), labels, preset=preset, iterations=1, device="cpu", **small)
     found = plan((4, 4, 4), [20, 10], preset, **small)
     kept = open_archive(recording.path)
     num_weights = sum(math.prod(kept.spec(name)[1]) for name in kept.names if name.startswith("net."))
-    assert found["krnet_bytes"] == 4 * num_weights
+    assert found["krnet_bytes"] == 4 * num_weights and found["recorder"] == recording.recorder == "paper"
     settings = recording.info()["settings"]
     assert settings.pop("groups") == [8, 8, 4, 8, 2]
     assert found["settings"] == settings
 
 
+def test_without_preset_the_plan_is_the_file_that_record_would_write() -> None:
+    features, labels = relu_maps(600, (8, 6, 6))
+    counts = labels.bincount().tolist()
+    for budget, file_bytes in ((None, 6_000 + features.numel() // 8), ("30kB", 30_000)):
+        found = plan((8, 6, 6), counts, budget=budget)
+        recording = krnet.record(features, labels, budget=budget, iterations=3, device="cpu")
+        assert found["recorder"] == recording.recorder == "krnet"
+        assert 0.85 * file_bytes < recording.nbytes <= found["file_bytes"] == file_bytes
+        assert found["bits_per_value"] == 8 * file_bytes / features.numel()
+        assert found["compression_ratio_bytes"] == features.nbytes / file_bytes
+        assert (found["num_samples"], found["num_classes"], found["settings"]) == (600, len(counts), {})
+
+
 def test_vectors_can_be_planned() -> None:
-    found = plan((512,), [1000])
-    assert found["feature_bytes"] == 1000 * 512 * 4
-    assert found["settings"]["vector"]
+    for recorder in ("krnet", "paper"):
+        assert plan((512,), [1000], recorder=recorder)["feature_bytes"] == 1000 * 512 * 4
+    assert plan((512,), [1000], recorder="paper")["settings"]["vector"]
 
 
 @pytest.mark.parametrize(
@@ -91,8 +105,10 @@ def test_vectors_can_be_planned() -> None:
         ({"class_counts": [5, 0]}, "class_counts is 0"),
         ({"shape": (4, 0)}, "shape is 0"),
         ({"preset": "cifar"}, "expected one of cifar100"),
-        ({"c00": 8}, "did you mean 'c0'"),
+        ({"recorder": "paper", "c00": 8}, "did you mean 'c0'"),
         ({"channels": 8}, "unknown setting 'channels'"),
+        ({"recorder": "paper", "channels": 8}, "unknown setting 'channels'"),  # as the features have
+        ({"c0": 8}, "c0 is given, a setting of recorder autoencoder or paper and not of krnet"),
     ],
 )
 def test_impossible_plans_are_refused(arguments: dict, message: str) -> None:

@@ -16,7 +16,8 @@ BUDGET = 6_500_000
 
 
 def row(r2, recorder="krnet", given=None, iterations=None, num_bytes=BUDGET, **changes):
-    settings = {"recorder": recorder, "given": given or {}, "budget": BUDGET, "iterations": iterations} | changes
+    settings = {"recorder": recorder, "given": given or {}, "budget": BUDGET, "iterations": iterations}
+    settings |= ({"network": "compact"} if recorder == "krnet" else {}) | changes
     metrics = {"r2": r2, "bytes": num_bytes}
     return {"recipe": "rate", "outcome": "ok", "settings": settings, "metrics": metrics}
 

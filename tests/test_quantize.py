@@ -139,7 +139,7 @@ def test_the_coder_has_the_stored_frequencies_exactly():
         symbols = np.random.default_rng(width).zipf(1.2, 20_000) % width
         symbols[:2] = 0, width - 1
         tables = tables_for(symbols[:, None])
-        (_, _, model) = tables._plan[1][0]
+        (_, _, model) = tables._coding_order[1][0]
         ends = np.cumsum(tables.weights.astype(np.int64) + 1) * 2**8
         assert ends[-1] == 2**24
         for symbol in {0, 1, width // 2, width - 1}:

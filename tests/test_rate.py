@@ -39,6 +39,9 @@ FIELDS = {
 }  # fmt: skip
 
 
+PNG_START = b"\x89PNG\r\n\x1a\n"
+
+
 class Means(nn.Module):
     """The class whose mean map is nearest."""
 
@@ -132,15 +135,15 @@ def test_everything_is_written_under_the_folder_and_no_machine_path_is_in_it(don
     written = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     files = {f"points/{name}" for r in ("pca", "quantized") for b in (9000, 20_000) for name in (f"{r}-{b}",)}
     files = {f"{name}.{kind}" for name in {*files, "points/raw-20000"} for kind in ("krn", "json")}
-    assert written == {"rate.json", "rate.png", "features.json", *files}
-    assert (folder / "rate.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert written == {"rate.json", "features.json", *files}
     assert str(folder.parent) not in (folder / "rate.json").read_text()
 
 
-def test_without_a_head_there_is_no_accuracy(maps, tmp_path):
+def test_without_a_head_there_is_no_accuracy_and_the_picture_is_drawn(maps, tmp_path):
     found = rate.bench(maps[0], out=tmp_path / "r", budgets=["20kB"], recorders=["quantized"], device="cpu")
     assert found["real_accuracy"] is None and found["points"][0]["replay_accuracy"] is None
-    assert (tmp_path / "r" / "rate.png").exists()
+    draw(tmp_path / "rate.png", found)
+    assert (tmp_path / "rate.png").read_bytes()[:8] == PNG_START
 
 
 @pytest.mark.parametrize("shares", [[], [0.2], [-3.0, 1.0]], ids=["no point", "one", "the least and the most"])
@@ -152,11 +155,12 @@ def test_a_picture_of_few_points_holds_them_and_the_real_features(shares, tmp_pa
 
 
 def test_all_recorders_that_need_features_alone_are_tried_unasked(monkeypatch):
-    assert {"krnet", "raw", "quantized", "transform", "pca"} <= set(rate.default_recorders())
-    assert "quantized:centroid=0.5" in rate.default_recorders()  # its best for a classifier, beside its best R2
-    assert [rate.Series.parse(text).name for text in rate.default_recorders()] == rate.default_recorders()
-    monkeypatch.setattr(RawRecorder, "needs_only_features", False)
-    assert "raw" not in rate.default_recorders()
+    names = [series.name for series in rate.default_series()]
+    assert {"krnet", "paper", "raw", "quantized", "transform", "pca"} <= set(names)
+    assert "quantized:centroid=0.5" in names  # its best for a classifier, beside its best R2
+    assert [rate.Series.parse(name) for name in names] == rate.default_series()
+    monkeypatch.setattr(RawRecorder, "required", frozenset({"images"}))
+    assert "raw" not in [series.name for series in rate.default_series()]
 
 
 def test_a_recorder_keeps_settings_that_are_given_with_its_name(maps, tmp_path):
@@ -212,7 +216,6 @@ def test_a_network_that_missed_a_larger_budget_is_fitted_to_a_smaller_one(maps, 
         return {"recorder": series.name, "budget": budget, "bytes": 10**6, "over_budget": True, "file": "x"}, False
 
     monkeypatch.setattr(rate.Bench, "point", point)
-    monkeypatch.setattr(rate, "draw", lambda path, result: None)
     rate.bench(*maps, out=tmp_path, recorders=["krnet", "pca"], budgets=[1000, 2000])
     assert tried == [("krnet", 2000), ("krnet", 1000), ("pca", 2000)]
 
@@ -291,6 +294,7 @@ def test_a_recorder_that_fails_leaves_its_error_and_the_others_go_on(maps, tmp_p
     assert found["errors"] == [{"recorder": "broken", "budget": 20_000, "error": "FitError: out of luck; try again"}]
     assert [point["recorder"] for point in found["points"]] == ["quantized"]
     assert json.loads((tmp_path / "r" / "rate.json").read_text()) == found
+    assert (tmp_path / "r" / "rate.png").read_bytes()[:8] == PNG_START
 
 
 def test_what_makes_no_sense_is_refused_before_anything_is_written(maps, head_path, tmp_path):
@@ -354,10 +358,9 @@ def test_files_that_hold_no_head_are_refused_by_name(maps, tmp_path):
 def test_the_head_of_a_kril_run_is_what_reads_its_feature_maps(tmp_path, monkeypatch):
     """F2 of the run on F1's features is the whole network on the images."""
     data, kept = small_digits(6, 3), {}
-    finish = learning.base.get_recorder("kril").finish
-    monkeypatch.setattr(
-        learning.base.get_recorder("kril"), "finish", lambda self: kept.update(learner=self) or finish(self)
-    )
+    kril = learning.base.get_learner("kril")
+    finish = kril.finish
+    monkeypatch.setattr(kril, "finish", lambda self: kept.update(learner=self) or finish(self))
     own = {**settings_for("kril"), "base_epochs": 1, "epochs": 1, "recorder": "raw"}
     learning.learn("kril", data, small_tasks(1), out=tmp_path / "run", settings=own, device="cpu")
     learner = kept["learner"]
@@ -381,7 +384,7 @@ def test_the_head_of_a_kril_run_is_what_reads_its_feature_maps(tmp_path, monkeyp
 # ------------------------------------------------------------------ on the command line
 
 
-def test_the_command_line_writes_a_table_and_goes_on_where_it_was(maps, head_path, tmp_path):
+def test_the_command_line_writes_a_table_and_a_picture_and_goes_on_where_it_was(maps, head_path, tmp_path):
     np.save(tmp_path / "f.npy", maps[0].numpy())
     np.save(tmp_path / "l.npy", maps[1].numpy())
     arguments = [
@@ -393,6 +396,8 @@ def test_the_command_line_writes_a_table_and_goes_on_where_it_was(maps, head_pat
     rows = [line.split() for line in first.stdout.splitlines() if line.startswith(("quantized", "raw"))]
     assert [row[:2] for row in rows] == [["quantized", "9"], ["quantized", "20"], ["raw", "9"], ["raw", "20"]]
     assert all("over" in row for row in rows[2:]) and "[1/4] quantized at 20 kB" in first.stderr
+    picture = tmp_path / "r" / "rate.png"
+    assert picture.read_bytes()[:8] == PNG_START and f"and {picture}" in first.stderr.replace("\n", "")
     second = CliRunner().invoke(app, arguments)
     assert second.stdout == first.stdout
     assert math.isclose(json.loads((tmp_path / "r" / "rate.json").read_text())["real_accuracy"], 1.0, abs_tol=0.1)

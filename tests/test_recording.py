@@ -23,7 +23,10 @@ from krnet.errors import (
     UnknownSampleError,
 )
 from krnet.io import archive
-from krnet.recorders.paper.recorder import PaperRecorder
+from krnet.recorders.compact.axes_fit import CompactFit
+from krnet.recorders.compact.recorder import CompactRecorder
+from krnet.recorders.compact.values_fit import ValuesFit
+from krnet.recorders.paper.recorder import KRNetFit, PaperRecorder
 from maps import relu_maps
 
 TINY = {"recorder": "paper", "iterations": 5, "d0": 16, "c0": 8, "c1": 8}
@@ -49,7 +52,8 @@ def no_fit(monkeypatch):
     def fit(self, job):
         raise AssertionError("fitted")
 
-    monkeypatch.setattr(PaperRecorder, "fit", fit)
+    for recorder in (PaperRecorder, CompactRecorder):
+        monkeypatch.setattr(recorder, "fit", fit)
 
 
 def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -182,7 +186,7 @@ def test_labels_come_back_as_given(labels, tmp_path):
 
 def test_info_holds_plain_values_that_agree_with_the_file(recording, recorded):
     info = recording.info()
-    assert info["num_samples"] == 60 and info["shape"] == [6, 7, 5] and info["recorder"] == "krnet"
+    assert info["num_samples"] == 60 and info["shape"] == [6, 7, 5] and info["recorder"] == "paper"
     assert info["bytes"] == os.stat(recorded.path).st_size
     assert info["bytes_per_sample"] == info["bytes"] / 60
     assert info["bits_per_value"] == pytest.approx(8 * info["bytes"] / (60 * 6 * 7 * 5))
@@ -350,6 +354,7 @@ def test_recording_leaves_the_file_alone_and_nothing_beside_it(tmp_path):
     assert str(tmp_path).encode() not in (tmp_path / "x.krn").read_bytes()
 
 
+@pytest.mark.parametrize("recorder", ["krnet", "paper"])
 @pytest.mark.parametrize(
     "given, kind, message",
     [
@@ -378,9 +383,9 @@ def test_recording_leaves_the_file_alone_and_nothing_beside_it(tmp_path):
         ({"device": "tpu"}, SettingError, "device 'tpu'"),
         ({"device": "mps"}, SettingError, "device 'mps' is not supported"),
         ({"device": 1.5}, SettingError, "device 1.5"),
-        ({"preset": "cifar10"}, SettingError, "preset is 'cifar10'; expected one of cifar100"),
-        ({"d0": 7}, SettingError, "d0 is 7"),
-        ({"c0": "many"}, SettingError, "c0 is 'many'"),
+        ({"recorder": None, "preset": "cifar10"}, SettingError, "preset is 'cifar10'; expected one of cifar100"),
+        ({"recorder": "paper", "d0": 7}, SettingError, "d0 is 7"),
+        ({"recorder": "paper", "c0": "many"}, SettingError, "c0 is 'many'"),
         ({"out": "nowhere/x.krn"}, InputError, "no folder nowhere; create it"),
         ({"out": "."}, InputError, "is a folder"),
         ({"labels": [1, 2]}, LabelError, r"shape \(2,\)"),
@@ -391,11 +396,12 @@ def test_recording_leaves_the_file_alone_and_nothing_beside_it(tmp_path):
     ],
     ids=str,
 )
-def test_what_cannot_be_recorded_is_refused_before_fitting(given, kind, message, monkeypatch, tmp_path):
+def test_what_cannot_be_recorded_is_refused_before_fitting(recorder, given, kind, message, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     steps = []
-    monkeypatch.setattr("krnet.recorders.paper.recorder.KRNetFit.step", lambda *a: steps.append(a))
-    usual = {"features": relu_maps(20, (3, 4, 5))[0]}
+    for fit in (KRNetFit, CompactFit, ValuesFit):
+        monkeypatch.setattr(fit, "step", lambda *a: steps.append(a))
+    usual = {"features": relu_maps(20, (3, 4, 5))[0], "recorder": recorder}
     with pytest.raises(kind, match=message):
         krnet.record(**usual | given)
     assert steps == [] and list(tmp_path.iterdir()) == []
@@ -430,22 +436,24 @@ def test_resume_returns_a_finished_recording_without_fitting(recorded, everythin
 
 def test_resume_refuses_a_finished_recording_of_features_of_another_shape(recorded, no_fit):
     with pytest.raises(ResumeError, match="samples 60; this one is to have samples 59"):
-        krnet.record(recorded.features[:59], out=recorded.path, resume=True)
+        krnet.record(recorded.features[:59], recorder="paper", out=recorded.path, resume=True)
 
 
 def test_resume_refuses_a_finished_recording_of_other_settings_labels_or_features(recorded, no_fit, tmp_path):
-    for labels, settings, message in (
+    finished = {"recorder": "paper", "out": recorded.path, "resume": True}
+    for labels, changes, message in (
         (recorded.labels, {"c1": 16}, "c1 8; this one is to have c1 16"),
+        (recorded.labels, {"recorder": "krnet"}, "recorder paper; this one is to have recorder krnet"),
         (recorded.labels.flip(0), {}, "labels"),
         (None, {}, "labels"),
     ):
         with pytest.raises(ResumeError, match=message):
-            krnet.record(recorded.features, labels, out=recorded.path, resume=True, **settings)
+            krnet.record(recorded.features, labels, **finished | changes)
     np.save(tmp_path / "same.npy", recorded.features)
     np.save(tmp_path / "other.npy", recorded.features + 1)
-    krnet.record(tmp_path / "same.npy", recorded.labels, out=recorded.path, resume=True)
+    krnet.record(tmp_path / "same.npy", recorded.labels, **finished)
     with pytest.raises(ResumeError, match="features"):
-        krnet.record(tmp_path / "other.npy", recorded.labels, out=recorded.path, resume=True)
+        krnet.record(tmp_path / "other.npy", recorded.labels, **finished)
 
 
 def test_without_resume_a_finished_recording_is_replaced(tmp_path):

@@ -154,7 +154,7 @@ class Turning(Learner):
         if task == 0:
             yield self.base_work()
             return
-        loss = lambda images, labels: self.classification(self.model(images), labels)  # noqa: E731
+        loss = lambda images, labels: self.classification_loss(self.model(images), labels)  # noqa: E731
         yield self.descent("classifier", self.batches(self.context.task_ids(task)), loss)
 
 

@@ -78,7 +78,7 @@ def record(
     recorder   how to store the features. Default: krnet; with a preset: paper; with a start: the one that wrote it
     preset     size of a network of the paper: cifar100, imagenet, ...
     budget     size of the file in bytes, at most, as 12_000_000 or "12MB" (MB = 10^6); the recording is the best that
-               fits. Without budget and target_r2, krnet takes one bit per value, a 32nd of float32
+               fits. Without budget and target_r2, krnet takes one bit per value, a 32nd of float32, and 6 kB
     room       number of samples that the file will hold after it has grown (see start); the budget is for all of them
     target_r2  R2 to reach with the smallest file. A few whole fits search for it, each with `iterations` or
                `time_budget`; recorder paper fits once instead, and stops when it reaches the R2

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import warnings
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -207,10 +208,9 @@ def _load_run(folder: Path) -> tuple[nn.Module, nn.Module, str]:
     try:
         num_parts = sum(".parts." in name for name in state) // 2  # each part has a weight and a bias
         parts = [state[f"model.head.parts.{i}.weight"] for i in range(num_parts)]
-        backbone = backbones.build(
-            settings["backbone"], in_channels=next(tensor.shape[1] for tensor in state.values() if tensor.dim() == 4),
-            shortcut=settings["shortcut"], last_relu=settings["last_relu"],
-        )  # fmt: skip
+        backbone = _build_backbone(settings, in_channels=3)
+        if num_channels := _other_channels(backbone, state):
+            backbone = _build_backbone(settings, in_channels=num_channels)
         head = heads.LinearHead(backbone.feature_dim, len(parts[0]))
         for part in parts[1:]:
             head.grow(len(part))
@@ -220,3 +220,17 @@ def _load_run(folder: Path) -> tuple[nn.Module, nn.Module, str]:
     except (KeyError, IndexError, RuntimeError) as error:
         raise NotARecordingError(f"{path}: not the state of the network that {folder} names ({error})") from error
     return trunk, heads.Classifier(tail, head), kept.checksum
+
+
+def _build_backbone(settings: Mapping[str, Any], in_channels: int) -> Any:
+    options = {name: settings[name] for name in ("shortcut", "last_relu")}
+    return backbones.build(settings["backbone"], in_channels=in_channels, **options)
+
+
+def _other_channels(backbone: nn.Module, state: Mapping[str, Tensor]) -> int | None:
+    """The channels of the images, read from the one weight whose shape depends on them; None if they are as built."""
+    for name, tensor in backbone.state_dict().items():
+        kept_shape = state[f"model.backbone.{name}"].shape
+        if kept_shape != tensor.shape:
+            return kept_shape[1]
+    return None

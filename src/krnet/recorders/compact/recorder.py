@@ -35,6 +35,7 @@ from krnet.recorders.fit import NetworkReplayer, run_fit
 
 DEFAULT_STEP = 0.25
 DEFAULT_BITS = 1  # bits per value of the default budget, a 32nd of float32
+DEFAULT_FIXED_BYTES = 6_000  # beside them: what header and tables of a small file take
 
 
 @register
@@ -66,7 +67,7 @@ class CompactRecorder(Recorder):
         return run_fit(self, trainee, asdict(config))
 
     def default_budget(self, num_values: int, settings: Mapping[str, Any]) -> int | None:
-        return None if "step" in settings else max(1, DEFAULT_BITS * num_values // 8)
+        return None if "step" in settings else DEFAULT_FIXED_BYTES + DEFAULT_BITS * num_values // 8
 
     def for_budget(self, job: Job, budget: int) -> dict[str, Any]:
         return {"most_bytes": budget} if job.start is not None else budgets.for_budget(job, budget)
