@@ -178,9 +178,8 @@ def test_a_search_that_was_stopped_leaves_nothing_and_starts_anew(few_maps, tmp_
 
 
 def test_the_papers_network_stops_at_the_target(few_maps, tmp_path):
-    small = {"d0": 32, "c0": 8}
+    small = {"d0": 32, "c0": 8, "group_size": 32}
     for given in (
-        {"recorder": "paper"},
         {"recorder": "paper", **small},
         {"preset": "cifar100", **small},
         {"start": tmp_path / "a.krn"},  # that of the preset
