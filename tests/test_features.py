@@ -29,7 +29,7 @@ VALUES[VALUES < 0] = 0  # like a ReLU
 
 def _python(script, *arguments):
     """Run a script in a fresh interpreter that finds the package under test."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(module.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(module.__file__).parents[2])}
     command = [sys.executable, "-c", script, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
