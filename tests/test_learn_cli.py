@@ -22,6 +22,7 @@ from krnet import task_loop as learning
 from krnet.cli import app as cli
 from krnet.config import describe
 from krnet.data import folder as imagefolder
+from krnet.io import ledger
 from krnet.learners import base
 from krnet.nn import backbones
 from krnet.train.classifier import Descent
@@ -60,6 +61,20 @@ def test_run_json_lies_in_the_folder_and_is_what_json_prints(tmp_path: Path) -> 
     assert {"accuracy_matrix", "last", "average", "average_without_base", "forgetting", "storage_bytes"} <= found.keys()
     left = {name for name in files(tmp_path / "new" / "run") if not name.startswith("tensorboard")}
     assert left == {"run.json", "settings.json", "state.krn"}
+
+
+def test_ledger_appends_a_row_for_each_method_and_base_tasks_are_shared(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("KRNET_LEDGER", str(tmp_path / "ledger.jsonl"))
+    shared = ("--shared", tmp_path / "shared")
+    runs = learn("finetune", "joint", "--epochs", 1, "--ledger", "--recipe", "mine", *shared, out=tmp_path / "two")
+    learn("finetune", "--epochs", 1, *shared, out=tmp_path / "quiet")
+    rows = ledger.read()
+    assert [(row["recipe"], row["metrics"]["method"]) for row in rows] == [("mine", "finetune"), ("mine", "joint")]
+    for row, found in zip(rows, runs, strict=True):
+        assert row["metrics"]["accuracy_matrix"] == found["accuracy_matrix"]
+        assert row["settings"].items() >= found["settings"].items() and row["seed"] == found["seed"]
+        assert row["class_order"] == f"{found['order']} ({found['order_hash']})"
+    assert len(list((tmp_path / "shared").iterdir())) == 1
 
 
 def test_accuracies_are_fractions_in_json_and_percent_on_the_screen(tmp_path: Path) -> None:
