@@ -29,6 +29,29 @@ def largest_fitting(fits: Callable[[int], bool], low: int, high: int) -> int:
     return low
 
 
+def first_fitting(fits: Callable[[int], bool], count: int) -> int:
+    """The first of 0 .. count - 1 that fits, if all that follow fit, too; the last if none fits. 0 is tried first."""
+    if count == 1 or fits(0):
+        return 0
+    low, high = 1, count - 1
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle + 1, high)
+    return low
+
+
+def bisect_log(holds: Callable[[float], bool], low: float, high: float, tolerance: float) -> tuple[float, float]:
+    """Two numbers that differ by a factor of exp(tolerance) or less, `holds` true of the first and false of the second.
+
+    `holds` is true of small numbers and false of large ones.
+    """
+    low, high = math.log(low), math.log(high)
+    while high - low > tolerance:
+        middle = (low + high) / 2
+        low, high = (middle, high) if holds(math.exp(middle)) else (low, middle)
+    return math.exp(low), math.exp(high)
+
+
 def find_least(
     measure: Callable[[float], float],
     target: float,

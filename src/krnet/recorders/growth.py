@@ -31,6 +31,7 @@ from torch import Tensor
 
 from krnet.coding.entropy import MAX_ALPHABET, MAX_SYMBOL, to_symbols
 from krnet.coding.matrix import CODED_TENSORS, CodedConfig, Matrix, MatrixStats, encode, measure
+from krnet.coding.search import first_fitting
 from krnet.config import check_range, from_dict
 from krnet.device import exact_math
 from krnet.errors import InputError, NotARecordingError, SettingError
@@ -186,11 +187,7 @@ class Growth(ABC):
             return sizes[index]
 
         for _ in range(4):
-            first, last = 0, len(values) - 1
-            while first < last:
-                # The recording's own value, index 0, often fits: it is measured first.
-                middle = 0 if not sizes else (first + last) // 2
-                first, last = (first, middle) if size(middle) <= aim_bytes else (middle + 1, last)
+            first = first_fitting(lambda index: size(index) <= aim_bytes, len(values))
             size_bytes = planned_bytes(self.job, self.fit({self.free: values[first]}), self.prefix, len(self.start))
             if size_bytes <= budget or first == len(values) - 1:
                 break

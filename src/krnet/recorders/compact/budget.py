@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from krnet.coding.matrix import Matrix, MatrixReader, MatrixStats, TooFineError, encode, evenly_spaced, measure
+from krnet.coding.search import bisect_log
 from krnet.coding.weights import coded_bits
 from krnet.config import from_dict
 from krnet.nn.sizing import map_shape
@@ -198,12 +199,5 @@ def likely_bytes(job: Job, target_r2: float) -> tuple[float, float]:
 
 
 def bisect_step(holds: Callable[[float], bool], num_values: int, tolerance: float = 1e-3) -> tuple[float, float]:
-    """By bisection, the coarsest step for which `holds` is true, and the finest for which it is false.
-
-    `holds` is true for fine steps and false for coarse ones; the two steps differ by a factor of exp(tolerance).
-    """
-    low, high = math.log(1e-5), math.log(2 * math.sqrt(num_values) + 1)
-    while high - low > tolerance:
-        middle = (low + high) / 2
-        low, high = (middle, high) if holds(math.exp(middle)) else (low, middle)
-    return math.exp(low), math.exp(high)
+    """The coarsest step for which `holds` is true and the finest for which it is not, among all that a map can need."""
+    return bisect_log(holds, 1e-5, 2 * math.sqrt(num_values) + 1, tolerance)
