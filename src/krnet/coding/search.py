@@ -1,6 +1,8 @@
 """Searches for the setting that just meets a size or a quality, in as few measurements as possible.
 
     fits(n), true up to some n     -> largest_fitting        -> the largest n that fits
+    fits(n), true from some n on   -> first_fitting          -> the first n that fits
+    holds(x), true up to some x    -> bisect_log             -> where it ends
     measure(x), rising with x      -> find_least             -> the smallest x with measure(x) >= target
     make(budget) -> (bytes, R2, _) -> smallest_file_reaching -> the smallest file that reaches an R2
 

@@ -187,7 +187,7 @@ class Growth(ABC):
             return sizes[index]
 
         for _ in range(4):
-            first = first_fitting(lambda index: size(index) <= aim_bytes, len(values))
+            first = first_fitting(lambda index, aim=aim_bytes: size(index) <= aim, len(values))
             size_bytes = planned_bytes(self.job, self.fit({self.free: values[first]}), self.prefix, len(self.start))
             if size_bytes <= budget or first == len(values) - 1:
                 break
