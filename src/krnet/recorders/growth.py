@@ -22,7 +22,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -186,8 +186,11 @@ class Growth(ABC):
                 sizes[index] = self._estimate_bytes(values[index])
             return sizes[index]
 
+        def fits(aim_bytes: float, index: int) -> bool:
+            return size(index) <= aim_bytes
+
         for _ in range(4):
-            first = first_fitting(lambda index, aim=aim_bytes: size(index) <= aim, len(values))
+            first = first_fitting(partial(fits, aim_bytes), len(values))
             size_bytes = planned_bytes(self.job, self.fit({self.free: values[first]}), self.prefix, len(self.start))
             if size_bytes <= budget or first == len(values) - 1:
                 break
