@@ -30,7 +30,7 @@ from krnet.io.atomic import MKDIR_ATTEMPTS, atomic_write, make_folder
 from krnet.io.lock import LOCK_NAME, working_in
 from krnet.learners import base
 from krnet.train.loop import Status
-from learning_tools import assert_same_run, small_digits, small_tasks
+from learning_tools import assert_same_run, settings_for, small_digits, small_tasks
 
 QUICK: dict[str, Any] = {"backbone": "resnet8", "base_epochs": 1, "epochs": 1, "batch_size": 16}
 KRIL = {**QUICK, "recorder_iterations": 12, "fixed_layers": 3, "recorder_settings": "d0=16,c0=8,c1=8"}
@@ -371,6 +371,15 @@ def test_a_run_whose_state_or_recording_is_damaged_is_to_be_started_again(
     with pytest.raises(RecordingError, match=r"start again in another folder, or remove .*run$") as caught:
         learn("kril", digits, tmp_path / "run", resume=True)
     assert name in str(caught.value) and "record again" not in str(caught.value)
+
+
+def test_a_run_is_not_resumed_without_a_recorders_setting_that_it_was_begun_with(
+    digits: data.DataSet, tmp_path: Path
+) -> None:
+    settings = {**settings_for("kril"), "recorder": "raw"}
+    learn("kril", digits, tmp_path / "run", settings={**settings, "recorder_settings": {"dtype": "float16"}})
+    with pytest.raises(ResumeError, match="made with dtype 'float16'; this run has None"):
+        learn("kril", digits, tmp_path / "run", settings=settings, resume=True)
 
 
 def test_settings_that_cannot_be_read_are_named(digits: data.DataSet, tmp_path: Path) -> None:

@@ -92,6 +92,13 @@ def test_without_preset_the_plan_is_the_file_that_record_would_write() -> None:
         assert (found["num_samples"], found["num_classes"], found["settings"]) == (600, len(counts), {})
 
 
+def test_few_bits_and_codes_of_samples_count_in_the_plan():
+    whole, few = (plan((16, 8, 8), [500] * 4, recorder="paper", **more)["krnet_bytes"] for more in ({}, {"bits": 4.0}))
+    assert few < whole / 5
+    coded = plan((16, 8, 8), [500] * 4, recorder="paper", code=8)
+    assert coded["krnet_bytes"] >= whole + 4 * 8 * 2000 and coded["krnet_code_bytes"] >= 4 * 8 * 2000
+
+
 def test_vectors_can_be_planned() -> None:
     for recorder in ("krnet", "paper"):
         assert plan((512,), [1000], recorder=recorder)["feature_bytes"] == 1000 * 512 * 4

@@ -92,6 +92,7 @@ KINDS = {
         "krnet", {"step": 0.25, "components": 0, "c1": 8, **COMPACT}, r2=0.5,
         fine={"step": 0.0625, "components": 0, **COMPACT},
     ),
+    "krnet by default": Kind("krnet", COMPACT, r2=0.3, fine=COMPACT),
     "images": Kind("images", r2=0.8, budget=14_000),
 }  # fmt: skip
 GROWING = ("quantized", "transform", "pca", "pq", "compact", "compact values")

@@ -218,6 +218,22 @@ def test_a_backbone_is_given_as_a_function_or_by_a_registered_name(monkeypatch, 
         assert run["settings"]["backbone"] == ("plain" if name == "name" else "test_third_party.make_plain")
 
 
+def test_base_tasks_of_other_backbones_are_not_shared(tmp_path):
+    class Other(Plain):
+        def __init__(self, in_channels: int):
+            super().__init__(in_channels)
+            self.pool = nn.Sequential(nn.AdaptiveMaxPool2d(1), nn.Flatten())
+
+    for name, backbone in (
+        ("mean", lambda in_channels: Plain(in_channels)),
+        ("max", lambda in_channels: Other(in_channels)),
+    ):
+        settings = {**SMALL, "backbone": backbone, "base_epochs": 1}
+        out, shared = tmp_path / name, tmp_path / "shared"
+        krnet.learn("finetune", small_digits(), small_tasks(), out=out, settings=settings, shared=shared, device="cpu")
+    assert len(list((tmp_path / "shared").iterdir())) == 2
+
+
 def test_a_backbone_without_cuts_or_without_a_length_is_refused(tmp_path):
     class NoCuts(Plain):
         cuts = ()

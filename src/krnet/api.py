@@ -36,6 +36,7 @@ from krnet.recorders.base import (
     Recorder,
     check_inputs,
     check_names,
+    default_recorder,
     get_recorder,
 )
 from krnet.recording import PRECISIONS, Recording
@@ -98,7 +99,7 @@ def record(
     lr, ...); `krnet record --recorder NAME --list-settings` prints them.
     """
     earlier = open(start) if isinstance(start, str | os.PathLike) else start
-    chosen = get_recorder(recorder or _default_recorder(preset, earlier))
+    chosen = get_recorder(recorder or default_recorder(preset, earlier))
     check_inputs(chosen, {"preset": preset, "head": head, "start": earlier, "images": images, "trunk": trunk})
     stops = {"iterations": iterations, "target_r2": target_r2, "time_budget": time_budget}
     fit_settings = {name: value for name, value in settings.items() if name in FIT_NAMES}
@@ -168,12 +169,6 @@ def record(
     archive.write(path, tensors, metadata)
     _checkpoint_path(path).unlink(missing_ok=True)
     return Recording(archive.open_archive(path), job.device, keep=keeper, trunk=trunk)
-
-
-def _default_recorder(preset: str | None, start: Recording | None) -> str:
-    if preset is not None:
-        return "paper"  # presets are those of the paper
-    return "krnet" if start is None else start.recorder
 
 
 def _check_growing(recorder: Recorder, room: int | None, limit: int | None) -> None:

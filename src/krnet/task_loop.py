@@ -99,7 +99,7 @@ def learn(
     """Learn all tasks. Writes DIR/run.json and returns its contents; DIR/state.krn holds the final network.
 
     settings  override the method's defaults and the defaults for this image size
-    preset  name of a set of settings to start from; the method must have it (gfr: own)
+    preset  name of a set of settings to start from; the method must have it (kril: paper, gfr: own)
     out     folder DIR of this run. If it holds a run, `resume` continues or returns it; without `resume` it is an
             error. Only one process may work in it
     shared  folder for base tasks: methods with the same base task train it once
@@ -300,7 +300,8 @@ def _start_again_advice(folder: Path) -> str:
 def _check_same(path: Path, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     for name, value in expected.items():
         if isinstance(value, dict) and isinstance(found.get(name), dict):
-            _check_same(path, found[name], value)  # so the message names the one setting that differs
+            # So the message names the one setting that differs; one that only the file has differs, too.
+            _check_same(path, found[name], dict.fromkeys(found[name]) | value)
         elif found.get(name) != value:
             raise ResumeError(
                 f"{path}: made with {name} {found.get(name)!r}; this run has {value!r}. Give the same settings, or "

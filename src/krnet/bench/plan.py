@@ -20,7 +20,16 @@ from krnet.config import check_int, parse_size
 from krnet.errors import SettingError
 from krnet.nn.paper_net import Decoder
 from krnet.nn.sizing import count_parameters, preset_config, sizes_for
-from krnet.recorders.base import Recorder, Stored, check_inputs, check_names, get_recorder, tensor_bytes
+from krnet.recorders.base import (
+    Recorder,
+    Stored,
+    check_inputs,
+    check_names,
+    default_recorder,
+    get_recorder,
+    tensor_bytes,
+)
+from krnet.recorders.fit import NET
 from krnet.recorders.paper.groups import num_groups
 from krnet.recorders.paper.recorder import PaperRecorder
 
@@ -49,7 +58,7 @@ def plan(
         raise SettingError("class_counts is empty; expected the number of samples of at least one class")
     for count in class_counts:
         check_int("class_counts", count, 1)
-    chosen = get_recorder(recorder or ("krnet" if preset is None else "paper"))
+    chosen = get_recorder(recorder or default_recorder(preset))
     check_inputs(chosen, {"preset": preset})
     check_names(chosen, settings)
     if isinstance(chosen, PaperRecorder) and budget is None:
@@ -113,8 +122,12 @@ def plan_paper(
     with torch.device("meta"):
         decoder = Decoder(config, 2 * config.group_size)
     feature_bytes = num_samples * math.prod(shape) * FLOAT_BYTES
-    network_bytes = count_parameters(config) * FLOAT_BYTES
-    krnet_bytes = network_bytes + total_groups * code_bytes
+    stored = PaperRecorder().stored(shape, num_samples, {**asdict(config), "groups": [0] * total_groups})
+    krnet_bytes = tensor_bytes({name: tensor for name, tensor in stored.items() if name.startswith(NET)})
+    num_codes = 2 * config.group_size * total_groups + config.code * num_samples
+    krnet_code_bytes = min(FLOAT_BYTES * num_codes, krnet_bytes)
+    if config.bits is not None:  # coded with the weights: by their share of all numbers
+        krnet_code_bytes = krnet_bytes * num_codes // count_parameters(config, total_groups)
     return {
         "num_samples": num_samples,
         "num_classes": len(class_counts),
@@ -124,9 +137,9 @@ def plan_paper(
         "recorder": "paper",
         "feature_bytes": feature_bytes,
         "autoencoder_code_bytes": num_samples * code_bytes,
-        "krnet_code_bytes": total_groups * code_bytes,
+        "krnet_code_bytes": krnet_code_bytes,
         "autoencoder_network_bytes": sum(p.numel() for p in decoder.parameters()) * FLOAT_BYTES,
-        "krnet_network_bytes": network_bytes,
+        "krnet_network_bytes": krnet_bytes - krnet_code_bytes,
         "krnet_bytes": krnet_bytes,
         "compression_ratio": feature_bytes / 2**30 * 1000 / (krnet_bytes / 2**20),
         "compression_ratio_bytes": feature_bytes / krnet_bytes,

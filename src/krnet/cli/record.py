@@ -34,6 +34,7 @@ from krnet.cli.options import (
 )
 from krnet.cli.output import say
 from krnet.config import parse_counts, parse_duration, parse_ids, parse_shape, unknown_setting
+from krnet.recorders.base import default_recorder
 from krnet.train.config import SCHEDULES, FitConfig
 
 
@@ -168,7 +169,9 @@ def record(
     from krnet.recorders.base import get_recorder
 
     if list_all:
-        show_recorder_settings(get_recorder(recorder or ("krnet" if preset is None else "paper")))
+        show_recorder_settings(
+            get_recorder(recorder or default_recorder(preset, None if start is None else api.open(start)))
+        )
         return
     if features is None or out is None:
         raise typer.BadParameter("FEATURES and --out are needed", param_hint="'FEATURES'")

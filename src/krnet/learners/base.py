@@ -250,8 +250,10 @@ class Learner(ABC):
         settings = {name: value for name, value in config.items() if name not in self.config.later}
         settings |= {"data": self.context.data.digest, "order": split.hash, "base_classes": len(split.tasks[0])}
         settings |= {"seed": self.context.seed, "head": self.head_class.__name__, "device": self.device.type}
-        methods = [getattr(type(self), name).__qualname__ for name in ("base_work", "transform")]
-        return settings | {"outputs_per_class": self.outputs_per_class, "code": methods}
+        methods = [getattr(type(self), name) for name in ("base_work", "transform")]
+        names = [f"{method.__module__}.{method.__qualname__}" for method in methods]
+        # The modules too: a function that makes a backbone may make another one under the same name.
+        return settings | {"outputs_per_class": self.outputs_per_class, "code": names, "network": repr(self.model)}
 
     def transform(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Change a batch of training images before the network sees it, for example rotate, mix or relabel them.

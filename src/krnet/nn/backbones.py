@@ -229,8 +229,12 @@ def build(backbone: str | Factory, *, in_channels: int = 3, **options: Any) -> A
 
 
 def backbone_name(backbone: str | Factory) -> str:
+    """As settings keep it: a registered name, or module and name of a function, with the arguments of a partial."""
     if isinstance(backbone, str):
         return backbone
+    if isinstance(backbone, partial):
+        arguments = [*map(repr, backbone.args), *(f"{name}={value!r}" for name, value in backbone.keywords.items())]
+        return f"{backbone_name(backbone.func)}({', '.join(arguments)})"
     return f"{getattr(backbone, '__module__', '')}.{getattr(backbone, '__qualname__', type(backbone).__qualname__)}"
 
 

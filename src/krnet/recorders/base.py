@@ -335,6 +335,13 @@ def recorder_names() -> tuple[str, ...]:
     return tuple(_REGISTRY)
 
 
+def default_recorder(preset: str | None = None, start: Earlier | None = None) -> str:
+    """The recorder of a caller who names none."""
+    if preset is not None:
+        return "paper"  # presets are those of the paper
+    return "krnet" if start is None else start.recorder
+
+
 def recorder_name(name: str, settings: Mapping[str, Any]) -> str:
     """The recorder that a file header, a ledger row or the settings.json of a KRIL run means by `name`.
 

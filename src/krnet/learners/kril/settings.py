@@ -123,7 +123,7 @@ class KrilConfig(LearnerConfig):
         return {
             **saved,
             **names,
-            "recorder_settings": parse_settings(own_settings) if isinstance(own_settings, str) else own_settings,
+            "recorder_settings": parse_settings(own_settings) if isinstance(own_settings, str) else own_settings or {},
         }
 
     @property

@@ -30,7 +30,7 @@ from krnet.device import exact_math
 from krnet.recorders.axes import AXES, FINEST, MAX_EXACT_SIZE, Axes, principal_axes
 from krnet.recorders.base import Content, Job
 from krnet.recorders.compact.codes import BUDGET_FILL, CodesFit, content_with_codes, fixed_bytes, laplace_bits
-from krnet.recorders.compact.network import AXES_CODING, CompactConfig, CompactNet
+from krnet.recorders.compact.network import AXES_CODING, MAX_STEP, CompactConfig, CompactNet
 from krnet.recorders.fit import NET
 from krnet.recorders.maps import coordinates, once_for_features
 from krnet.train.loop import Outcome
@@ -129,7 +129,7 @@ class CompactFit(CodesFit):
     def after_step(self, ids: Tensor) -> None:
         """Move the codes; then move the quantisation step so that the file meets its budget."""
         super().after_step(ids)
-        self.follow_target(self.step_size, self.current_bits, self.least_step)
+        self.follow_target(self.step_size, self.current_bits, self.least_step, MAX_STEP)
 
     @torch.no_grad()
     def content(self, outcome: Outcome) -> Content:

@@ -26,6 +26,7 @@ from krnet.train.loop import Outcome
 NO_NETWORK_BYTES = 4  # counted for a file without network; packed_bytes of no weights is 4 as well
 CODE_LR = 0.5  # peak learning rate of codes, as a share of a Newton step
 BUDGET_FILL = 0.985  # share of the budget that the fit aims at: it only estimates bits, so it keeps a margin
+MIN_BITS = 1e-6  # keeps the ratio of bits finite where codes take none
 FOLLOW_RATE = 0.2  # an update multiplies the step by exp(FOLLOW_RATE * (current_bits / target_bits - 1))
 FREEZE_LR_SHARE = 0.2  # once the learning rate has fallen to this share of its peak, the step stays fixed
 NUM_ZONES, ZONE_RATIO = 200, 1.02  # dead zones that are tried: zone n is ZONE_RATIO ** n times as wide as the first
@@ -91,9 +92,9 @@ class CodesFit(NetworkFit):
         return (codes / self.step_size).round() * self.step_size
 
     def follow_target(self, knob: Tensor, current_bits: Tensor, least: float, most: float | None = None) -> None:
-        """Change `knob`, of which more saves bits, within least .. most so that current_bits approach target_bits."""
+        """Scale `knob` within least .. most until current_bits meet target_bits. A larger knob saves bits."""
         if self.target_bits is not None:
-            excess = (current_bits / self.target_bits - 1).clamp(-0.5, 0.5)
+            excess = (current_bits / self.target_bits.clamp(min=MIN_BITS) - 1).clamp(-0.5, 0.5)
             knob.mul_((FOLLOW_RATE * excess * (self.lr_share > FREEZE_LR_SHARE)).exp()).clamp_(least, most)
 
     def _set_rates(self, lr_share: float) -> None:

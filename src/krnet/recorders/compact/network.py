@@ -30,6 +30,7 @@ from krnet.recorders.fit import NET, stored_packed
 
 CODES = "codes."  # prefix of the tensors that hold the coded codes
 AXES_CODING = CodedConfig(step=1.0, centroid=0.0, block_size=MAX_BLOCK)  # scaled axes are decoded to whole numbers
+MAX_STEP = 1e3  # no channel is wider than 1: a fit whose budget is too small for any code ends here
 NEGATIVE_SLOPE = 0.01  # of the last ReLU while training, so that outputs below 0 get a gradient
 
 
@@ -57,7 +58,7 @@ class CompactConfig:
 
     def __post_init__(self) -> None:
         check_choice("network", self.network, ("compact",))
-        check_range("step", self.step, 1e-6, 1e3)
+        check_range("step", self.step, 1e-6, MAX_STEP)
         check_int("components", self.components, 0, 2**16)
         check_int("c1", self.c1, 0, 2**12)
         check_int("blocks", self.blocks, 0, 64)

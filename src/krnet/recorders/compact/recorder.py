@@ -42,7 +42,7 @@ DEFAULT_FIXED_BYTES = 6_000  # beside them: what header and tables of a small fi
 class CompactRecorder(Recorder):
     name = "krnet"
     config_class = CompactConfig
-    derived = frozenset({"network"})
+    derived = frozenset({"network", "most_bytes"})  # which a budget sets
     inputs = frozenset({"head", "start"})
     trains = True
     grows = True

@@ -24,11 +24,12 @@ from krnet.coding.weights import pack, rounded, rounding_plan
 from krnet.recorders.axes import FINEST
 from krnet.recorders.base import Content, Job, Stored, overhead_bytes
 from krnet.recorders.compact.codes import BUDGET_FILL, FREEZE_LR_SHARE, CodesFit, content_with_codes, fixed_bytes
-from krnet.recorders.compact.network import CompactConfig, CompactNet, stored_tensors, zero_map
+from krnet.recorders.compact.network import MAX_STEP, CompactConfig, CompactNet, stored_tensors, zero_map
 from krnet.recorders.fit import NET
 from krnet.recorders.maps import normalised_chunks
 from krnet.train.loop import Outcome
 
+MIN_STEP = 2e-6  # of constant features: above the 1e-6 that the settings allow, also as float32
 DEAD_ZONE = 0.75  # as in quantized.py
 MAX_CENTROID_SYMBOL = 8  # while training, symbols beyond it share its centroid
 MEASURE_EVERY, MEASURE_ROWS = 10, 1024  # the file is measured every 10 iterations, on at most 1024 samples
@@ -57,7 +58,7 @@ class ValuesFit(CodesFit):
     def __init__(self, job: Job, config: CompactConfig):
         self.zero = zero_map(job.source.shape, job.stats.low, job.stats.high).to(job.device)  # (values,)
         self.codes = values_minus_zero(job, self.zero)
-        self.least_step = max(float(self.codes.abs().max()) / FINEST, 1e-6)
+        self.least_step = max(float(self.codes.abs().max()) / FINEST, MIN_STEP)
         step = config.step if config.most_bytes is None else max(config.step, self.least_step)
         self.config = replace(config, step=step)
         self.step_size = torch.tensor(step, device=job.device)
@@ -95,7 +96,7 @@ class ValuesFit(CodesFit):
             free_bytes = max(config.most_bytes - fixed_bytes(self.job, config), 1)
             log_excess = math.log(stats.size_bytes / (BUDGET_FILL * free_bytes))
             log_change = max(-MAX_LOG_STEP_CHANGE, min(MAX_LOG_STEP_CHANGE, log_excess))
-            self.step_size.mul_(math.exp(log_change)).clamp_(min=self.least_step)
+            self.step_size.mul_(math.exp(log_change)).clamp_(min=self.least_step, max=MAX_STEP)
 
     def bits(self, codes: Tensor) -> Tensor:
         """0: bits have no price here (see the module's docstring)."""
@@ -132,7 +133,7 @@ class ValuesFit(CodesFit):
     def content(self, outcome: Outcome) -> Content:
         if self.config.most_bytes is not None:  # codes have moved: the largest may need a coarser step by now
             self.least_step = max(self.least_step, float(self.codes.abs().max()) / FINEST)
-            self.step_size.clamp_(min=self.least_step)
+            self.step_size.clamp_(min=self.least_step, max=MAX_STEP)
         refine = pack(dict(self.net.refine.named_parameters()), self.plan) if self.config.c1 else {}
         tensors = {f"{NET}{name}": value for name, value in refine.items()} | {"unit": self.net.unit.clone()}
         tensors |= {"low": self.job.stats.low, "high": self.job.stats.high}
