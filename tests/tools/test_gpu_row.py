@@ -10,9 +10,7 @@ import pytest
 
 from krnet.io import ledger
 
-spec = importlib.util.spec_from_file_location(
-    "gpu_row", Path(__file__).resolve().parent.parent / "tools" / "test_gpu.py"
-)
+spec = importlib.util.spec_from_file_location("gpu_row", Path(__file__).resolve().parents[2] / "tools" / "test_gpu.py")
 assert spec is not None and spec.loader is not None
 gpu_row = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(gpu_row)

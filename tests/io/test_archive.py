@@ -151,7 +151,7 @@ def test_the_layout_is_the_documented_one(recording):
 
 
 def test_the_checksum_recipe_of_the_documentation_holds(recording):
-    text = (Path(__file__).parent.parent / "docs" / "format.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
     recipe = text.split("```python\n")[1].split("```")[0]
     exec(recipe, {"path": recording})
     recording.write_bytes(recording.read_bytes().replace(b"recorder", b"recordex"))

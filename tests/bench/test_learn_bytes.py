@@ -18,7 +18,7 @@ from krnet.io import ledger
 from krnet.learners import base
 from learning_tools import small_digits
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import learn_bytes
 import plot_bytes

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from test_images import MEAN, STD, features_of, make_images, make_trunk
+from test_kril import make, run_task
 from torch import nn
 from typer.testing import CliRunner
 
@@ -25,8 +27,6 @@ from krnet.nn.loaded import read_trunk
 from krnet.recorders.images import codec as _encoded
 from krnet.recorders.images import recorder
 from learning_tools import assert_same_run, settings_for, small_digits, small_tasks
-from test_images_recorder import MEAN, STD, features_of, make_images, make_trunk
-from test_kril import make, run_task
 
 CPU = torch.device("cpu")
 QUICK = {"base_epochs": 1, "epochs": 1}

@@ -10,7 +10,7 @@ import pytest
 import krnet
 from golden import small
 
-TOOL = Path(__file__).parents[1] / "tools" / "compare_results.py"
+TOOL = Path(__file__).parents[2] / "tools" / "compare_results.py"
 
 
 @pytest.fixture

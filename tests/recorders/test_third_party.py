@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import test_recorder_contract as contract
 import torch
+from test_recorder_contract import files, own  # noqa: F401  fixtures of the contract
 from torch import Tensor, nn
 
 import krnet
-import test_recorder_contract as contract
 from krnet.bench.rate import bench
 from krnet.config import check_choice, from_dict
 from krnet.data import registry
@@ -25,7 +26,6 @@ from krnet.nn import backbones
 from krnet.recorders import base as recorders
 from krnet.recorders.base import Content, Job, Recorder, Replayer, Stored, TensorStore
 from learning_tools import small_digits, small_tasks
-from test_recorder_contract import files, own  # noqa: F401  fixtures of the contract
 
 # ------------------------------------------------------------------ a recorder: the mean map of each class
 
