@@ -79,7 +79,7 @@ AT_WORK = """
     import sys
     sys.path[:0] = {paths!r}
     from pathlib import Path
-    import test_learning_files as here
+    import test_task_loop as here
     class Wait(here.Stop):
         def status(self, status):
             if self.now == self.wanted:

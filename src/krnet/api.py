@@ -29,7 +29,6 @@ from krnet.features.source import check_labels, open_features
 from krnet.features.stats import scan
 from krnet.io import archive
 from krnet.io.atomic import AnyPath, refuse_overwriting
-from krnet.nn.paper_config import PAPER_FITS
 from krnet.recorders.base import (
     FIT_NAMES,
     Job,
@@ -105,7 +104,7 @@ def record(
     fit_settings = {name: value for name, value in settings.items() if name in FIT_NAMES}
     fit_settings |= {name: value for name, value in stops.items() if value is not None}
     check_names(chosen, [*settings, *fit_settings])
-    preset_fit = PAPER_FITS.get(preset or "", {}) if fit_settings.get("schedule") == "paper" else {}
+    preset_fit = chosen.preset_fit(preset) if fit_settings.get("schedule") == "paper" else {}
     budget_bytes = None if budget is None else parse_size(budget)
     recorder_settings = {name: value for name, value in settings.items() if name not in FIT_NAMES}
     search_r2 = None if chosen.stops_at_target else fit_settings.pop("target_r2", None)

@@ -34,7 +34,6 @@ from krnet.cli.options import (
 )
 from krnet.cli.output import say
 from krnet.config import parse_counts, parse_duration, parse_ids, parse_shape, unknown_setting
-from krnet.recorders.base import default_recorder
 from krnet.train.config import SCHEDULES, FitConfig
 
 
@@ -166,7 +165,7 @@ def record(
     """
     from krnet import api
     from krnet.cli.progress import Display
-    from krnet.recorders.base import get_recorder
+    from krnet.recorders.base import default_recorder, get_recorder
 
     if list_all:
         show_recorder_settings(

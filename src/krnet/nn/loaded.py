@@ -192,10 +192,15 @@ def _load_run(folder: Path) -> tuple[nn.Module, nn.Module, str]:
         method, settings = run["method"], run["settings"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{folder}: not the folder of a `krnet learn` run (settings.json: {error})") from error
-    if method != "kril":
+    if "fixed_layers" not in settings:
         raise InputError(
             f"{folder}: a run of {method}, whose classifier reads images; only that of kril is cut into layers that "
             f"make feature maps and a head that reads them. Give a kril run, or the module as a file"
+        )
+    if settings["backbone"] not in backbones.BACKBONES:
+        raise InputError(
+            f"{folder}: its backbone was made by a function, {settings['backbone']}, not by a registered name. Give "
+            f"the module as a file (torch.jit.script(module).save)"
         )
     path = folder / "state.krn"
     if not path.exists():

@@ -123,3 +123,10 @@ PRESETS |= {f"{name}-published": preset | {"conv_after": "depthwise"} for name, 
 PAPER_FITS: dict[str, dict[str, Any]] = {
     name: {"iterations": 50000, "gamma": 5e-4} for name in ("imagenet", "imagenet-published")
 }
+
+# Shape of the feature maps (c, h, w) -> the paper's network for it.
+PRESET_SHAPES: dict[tuple[int, ...], str] = {
+    (64, 8, 8): "cifar100",
+    (256, 14, 14): "imagenet",
+    (256, 16, 16): "imagenet",
+}

@@ -185,6 +185,8 @@ class Recorder(ABC):
     """With a recording of its own as `start`, it keeps that recording's samples bit for bit and adds the others."""
     stops_at_target: ClassVar[bool] = False
     """True: target_r2 ends the fit. False: target_r2 starts a search for the smallest file that reaches it."""
+    starts_warm: ClassVar[bool] = False
+    """Given a recording of its own to start from, its network starts from that one's weights."""
     fast_is_exact: ClassVar[bool] = False
     """`fast` replays equal exact ones on every device."""
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = ()
@@ -194,6 +196,14 @@ class Recorder(ABC):
     def setting_names(self) -> frozenset[str]:
         """Names of the settings that a caller may give."""
         return frozenset(f.name for f in fields(self.config_class)) - self.derived
+
+    def preset_for(self, shape: tuple[int, ...]) -> str | None:
+        """The preset made for maps of this shape, if there is one."""
+        return None
+
+    def preset_fit(self, preset: str | None) -> Mapping[str, Any]:
+        """Settings of FitConfig that a preset brings along with schedule paper."""
+        return {}
 
     @abstractmethod
     def fit(self, job: Job) -> Content: ...

@@ -21,17 +21,9 @@ from krnet.data import augment
 from krnet.errors import BudgetError
 from krnet.learners.base import Context
 from krnet.learners.kril.settings import KrilConfig
-from krnet.nn.paper_config import PAPER_FITS
 from krnet.recorders.base import get_recorder
 from krnet.train.classifier import Saving, Watch
 from krnet.train.config import SCHEDULES, FitConfig
-
-# Shape of the feature maps (c, h, w) -> the paper's network for it.
-PRESET_SHAPES: dict[tuple[int, ...], str] = {
-    (64, 8, 8): "cifar100",
-    (256, 14, 14): "imagenet",
-    (256, 16, 16): "imagenet",
-}
 
 
 class RecorderFit:
@@ -123,9 +115,8 @@ class Recordings:
     def _training_options(self, shape: tuple[int, ...], num_samples: int) -> dict[str, Any]:
         """Options of a recorder that trains a network: its size and its schedule."""
         c = self.config
-        takes_preset = c.budget is None and "preset" in self.recorder.inputs
-        preset = PRESET_SHAPES.get(shape) if takes_preset else None
-        paper_fit = PAPER_FITS.get(preset or "", {}) if c.recorder_schedule == "paper" else {}
+        preset = self.recorder.preset_for(shape) if c.budget is None else None
+        paper_fit = self.recorder.preset_fit(preset) if c.recorder_schedule == "paper" else {}
         iterations = c.recorder_iterations or paper_fit.get("iterations", SCHEDULES[c.recorder_schedule])
         if c.scaled:
             iterations = max(1, round(iterations * min(1.0, num_samples / self.counts[0])))
@@ -140,7 +131,7 @@ class Recordings:
         earlier = self.files(task - 1)[-1] if task > (0 if self.one_file else 1) else None
         # A network of the paper has the same size in every task and can start from its predecessor's weights. A network
         # sized by its samples gets larger, so it cannot.
-        warm = self.recorder.trains and not self.grows
+        warm = self.recorder.starts_warm
         if warm and not (c.warm_start and preset is not None):
             earlier = None
         available: dict[str, Any] = {"head": self.tail if c.kr2 else None, "start": earlier, "trunk": self.trunk}

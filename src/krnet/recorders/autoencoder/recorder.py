@@ -27,7 +27,7 @@ from krnet.errors import InputError, NotARecordingError, OversizedRecordingError
 from krnet.features.samples import Samples
 from krnet.io.archive import TensorStore
 from krnet.io.header import RESTORE
-from krnet.nn.paper_config import GEOMETRY, DecoderConfig
+from krnet.nn.paper_config import GEOMETRY, PAPER_FITS, PRESET_SHAPES, DecoderConfig
 from krnet.nn.paper_net import Decoder
 from krnet.nn.sizing import map_shape, preset_config, sizes_for
 from krnet.recorders.autoencoder import budget as budgets
@@ -123,6 +123,12 @@ class AutoencoderRecorder(Recorder):
     derived = GEOMETRY
     inputs = frozenset({"preset", "head"})
     trains = True
+
+    def preset_for(self, shape: tuple[int, ...]) -> str | None:
+        return PRESET_SHAPES.get(shape)
+
+    def preset_fit(self, preset: str | None) -> Mapping[str, Any]:
+        return PAPER_FITS.get(preset or "", {})
 
     def config(self, job: Job) -> AutoencoderConfig:
         shape = job.source.shape

@@ -27,7 +27,7 @@ from krnet.device import exact_math
 from krnet.errors import InputError, NotARecordingError, OversizedRecordingError, SettingError
 from krnet.features.samples import Samples
 from krnet.io.archive import TensorStore
-from krnet.nn.paper_config import GEOMETRY, NetworkConfig
+from krnet.nn.paper_config import GEOMETRY, PAPER_FITS, PRESET_SHAPES, NetworkConfig
 from krnet.nn.paper_net import KRNet
 from krnet.nn.sizing import map_shape, preset_config, sizes_for
 from krnet.recorders.axes import principal_axes
@@ -116,6 +116,13 @@ class PaperRecorder(Recorder):
     inputs = frozenset({"preset", "head", "start"})
     trains = True
     stops_at_target = True
+    starts_warm = True
+
+    def preset_for(self, shape: tuple[int, ...]) -> str | None:
+        return PRESET_SHAPES.get(shape)
+
+    def preset_fit(self, preset: str | None) -> Mapping[str, Any]:
+        return PAPER_FITS.get(preset or "", {})
 
     def config(self, job: Job) -> NetworkConfig:
         if job.start is not None:
