@@ -41,7 +41,7 @@ from krnet.train.config import FitConfig
 from krnet.train.loop import Outcome
 
 REPLAY_BATCHES = (1, 256, 4096)  # samples
-STREAMED_SAMPLES = 25_000  # at most so many go to the file that a streamed step reads
+STREAMED_SAMPLES = 25_000  # size limit of the file that a streamed step reads, in samples
 MIN_STEP_TIME_S = 2.0  # seconds over which a step is timed
 HALF_WAY = 0.5  # progress of the fit, which sets the learning rate of the timed steps
 ADAM_BYTES = 32  # per weight: weight and two moments read and written, gradient written and read, all fp32
