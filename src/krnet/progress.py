@@ -1,0 +1,50 @@
+"""How long calls tell of their progress: each takes `watch`, a function that receives one Progress after another.
+
+    krnet.record(..., watch=print)    krnet.learn(..., watch=print)    krnet.extract(..., watch=print)
+
+`krnet.show_progress` is such a function; it draws a bar.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a long call is doing, how far it is, and how well it goes."""
+
+    name: str
+    """What is being done, in a few words: "fit", "kril, task 2 of 10: training"."""
+    share: float | None = None
+    """The part of it that is done, 0 to 1; None if that is unknown."""
+    done: int = 0
+    """How many units are done."""
+    unit: str = ""
+    """What `done` counts: iterations, samples, tasks."""
+    seconds: float = 0.0
+    """Time since it began."""
+    values: Mapping[str, float] = field(default_factory=dict)
+    """Figures of this moment by name: loss, R2, accuracy."""
+
+    @property
+    def seconds_left(self) -> float:
+        """Estimated time until it is done; infinity if unknown."""
+        return self.seconds * (1 - self.share) / self.share if self.share else math.inf
+
+
+Watch = Callable[[Progress], None]
+
+
+@contextmanager
+def watched(watch: Watch | None) -> Iterator[Watch | None]:
+    """For the body of a public call: at its end, closes a watcher that has something to close, such as a bar."""
+    try:
+        yield watch
+    finally:
+        close = getattr(watch, "close", None)
+        if close is not None:
+            close()
