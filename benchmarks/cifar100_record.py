@@ -67,11 +67,11 @@ def main():
 
     curve, last_s = [], 0.0
 
-    def watch(status, r2):
+    def watch(progress):
         nonlocal last_s
-        if status.seconds - last_s > 10 or status.progress == 1:
-            last_s = status.seconds
-            curve.append([status.iteration, round(status.seconds, 1), round(r2, 4)])
+        if progress.unit == "iterations" and (progress.seconds - last_s > 10 or progress.share == 1):
+            last_s = progress.seconds
+            curve.append([progress.done, round(progress.seconds, 1), round(progress.values["R2"], 4)])
             print(*curve[-1], flush=True)
 
     started = time.perf_counter()

@@ -140,21 +140,22 @@ def load_data(name: str, folder: Path | None) -> DataSet:
     return data.load(name, folder)
 
 
-class Watch(task_loop.SilentWatcher):
+class Watch:
     """Print a line per task on stderr, and let one process at a time train a base task, which the others then read."""
 
     def __init__(self, name: str, lock: TextIO):
         self.name, self.lock, self.has_begun = name, lock, False
 
-    def work(self, method, task, num_tasks, name, epochs=None):
-        self.release()
-        if task == 0 and not self.has_begun:
-            fcntl.flock(self.lock, fcntl.LOCK_EX)
-        self.has_begun = True
-
-    def accuracy(self, method, task, rows):
-        self.release()
-        say(f"{self.name} task {task}: {', '.join(f'{row} {100 * value:.2f}' for row, value in rows.items())}")
+    def __call__(self, progress):
+        if progress.unit == "tasks":
+            self.release()
+            values = ", ".join(f"{name} {100 * value:.2f}" for name, value in progress.values.items())
+            say(f"{self.name} task {progress.done}: {values}")
+        elif progress.share is None:  # a piece of work begins
+            self.release()
+            if ", task 0 of" in progress.name and not self.has_begun:
+                fcntl.flock(self.lock, fcntl.LOCK_EX)
+            self.has_begun = True
 
     def release(self):
         fcntl.flock(self.lock, fcntl.LOCK_UN)
@@ -174,7 +175,7 @@ def learn_point(plan: Plan, point: Point, command: str) -> None:
         with open(shared / "lock", "w") as lock:  # released when the file is closed or this process dies
             run = task_loop.learn(
                 point.method, images, split, out=folder, settings=plan.settings(point), seed=plan.seed,
-                device=plan.device, resume=True, shared=shared, watcher=Watch(point.name, lock),
+                device=plan.device, resume=True, shared=shared, watch=Watch(point.name, lock),
             )  # fmt: skip
     except Exception as error:  # any error: the other points go on
         append_failure(plan, point, f"{type(error).__name__}: {error}", command, time.perf_counter() - started)

@@ -11,7 +11,6 @@ reference measurements: quantisation steps of quantized and transform, numbers o
 """
 
 import argparse
-import sys
 import time
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from safetensors.torch import load_file
 
 from krnet.bench import rate
 from krnet.cli.output import show_rate
+from krnet.cli.progress import show_progress
 from krnet.config import parse_duration, parse_sizes
 from krnet.io import ledger
 from krnet.report.figures import draw_rate
@@ -86,7 +86,7 @@ def main():
         args.base / "features.npy", args.base / "labels.npy", out=args.out, head=head, recorders=recorders,
         budgets=[NO_LIMIT] if args.measured else parse_sizes(args.budgets), **image_inputs,
         iterations=args.iterations, time_budget=args.time_budget, device=args.device, made=append_point,
-        say=lambda text: print(text, file=sys.stderr, flush=True),
+        watch=show_progress,
     )  # fmt: skip
     if result["points"]:
         draw_rate(args.out / rate.PICTURE_FILE, result)

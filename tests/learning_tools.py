@@ -14,7 +14,7 @@ import torch
 from krnet import data, protocol
 from krnet.cli import progress as watching
 from krnet.data import digits
-from krnet.train.loop import Status
+from krnet.progress import Progress
 
 _whole_digits = digits.load_digits  # a test may put fewer in its place
 
@@ -47,13 +47,14 @@ def ctrl_c_at(number: int) -> Iterator[None]:
     """Ctrl-C at the n-th look at a loss that a progress line is told of."""
     seen = []
 
-    def status(self: watching.ProgressLine, status: Status) -> None:
-        seen.append(status)
-        if len(seen) == number:
-            os.kill(os.getpid(), signal.SIGINT)
+    def show(self: watching.Display, progress: Progress) -> None:
+        if progress.unit == "iterations":
+            seen.append(progress)
+            if len(seen) == number:
+                os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watching.ProgressLine, "status", status)
+        patch.setattr(watching.Display, "__call__", show)
         yield
 
 

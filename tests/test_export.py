@@ -10,6 +10,7 @@ import krnet
 from krnet import export
 from krnet.config import parse_ids
 from krnet.errors import InputError, UnknownSampleError
+from krnet.progress import Progress
 
 N = 12
 
@@ -82,14 +83,14 @@ def test_written_in_chunks_it_is_what_replay_gives(
     told = []
     ids = torch.arange(N).flip(0)
     size_bytes = export.write_replays(
-        recording, ids, tmp_path / "x.npy", labels_path=tmp_path / "y.npy", watch=lambda *args: told.append(args)
+        recording, ids, tmp_path / "x.npy", labels_path=tmp_path / "y.npy", watch=told.append
     )
     found = np.load(tmp_path / "x.npy")
     assert found.dtype == np.float32 and found.flags.c_contiguous
     # Batches of another size: exact replay promises 1e-5 of the largest value.
     np.testing.assert_allclose(found, recording[ids], rtol=0, atol=1e-5 * float(recording[ids].abs().max()))
     assert np.load(tmp_path / "y.npy").tolist() == [i % 3 for i in range(N)][::-1]
-    assert told == [(5, N), (10, N), (N, N)]
+    assert [(progress.done, progress.share) for progress in told] == [(5, 5 / N), (10, 10 / N), (N, 1.0)]
     assert size_bytes == (tmp_path / "x.npy").stat().st_size
 
 
@@ -98,8 +99,8 @@ def test_failure_half_way_leaves_no_file(
 ) -> None:
     monkeypatch.setattr(export, "CHUNK_BYTES", 1)
 
-    def fail(done: int, total: int) -> None:
-        if done == 3:
+    def fail(progress: Progress) -> None:
+        if progress.done == 3:
             raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):

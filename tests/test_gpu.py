@@ -71,9 +71,9 @@ def test_a_fit_killed_and_resumed_on_the_gpu_goes_on_from_its_weights(tmp_path):
     features, labels = relu_maps(300, (16, 8, 8))
     stopped = False
 
-    def stop(status, r2):
+    def stop(progress):
         nonlocal stopped
-        if status.iteration >= 200 and not stopped:
+        if progress.unit == "iterations" and progress.done >= 200 and not stopped:
             stopped = True
             raise KeyboardInterrupt
 

@@ -29,7 +29,7 @@ from krnet.io import archive
 from krnet.io.atomic import MKDIR_ATTEMPTS, atomic_write, make_folder
 from krnet.io.lock import LOCK_NAME, working_in
 from krnet.learners import base
-from krnet.train.loop import Status
+from krnet.progress import Progress
 from learning_tools import assert_same_run, settings_for, small_digits, small_tasks
 
 QUICK: dict[str, Any] = {"backbone": "resnet8", "base_epochs": 1, "epochs": 1, "batch_size": 16}
@@ -48,18 +48,18 @@ def learn(method: str, digits: data.DataSet, out: Path, **options: Any) -> dict[
     return learning.learn(method, digits, small_tasks(1), out=out, **options)
 
 
-class Stop(learning.SilentWatcher):
+class Stop:
     """Ctrl-C during the piece of work of a task and name."""
 
     def __init__(self, task: int, name: str):
-        self.wanted, self.now = (task, name), (-1, "")
+        self.name = f"kril, task {task} of 1: {name}"
 
-    def work(self, method: str, task: int, num_tasks: int, name: str, epochs: int | None = None) -> None:
-        self.now = (task, name)
+    def __call__(self, progress: Progress) -> None:
+        if progress.name == self.name and progress.unit == "iterations":
+            self.stop()
 
-    def status(self, status: Status) -> None:
-        if self.now == self.wanted:
-            os.kill(os.getpid(), signal.SIGINT)
+    def stop(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -81,11 +81,10 @@ AT_WORK = """
     from pathlib import Path
     import test_task_loop as here
     class Wait(here.Stop):
-        def status(self, status):
-            if self.now == self.wanted:
-                print("at work", flush=True)
-                sys.stdin.read()
-    here.learn("kril", here.small_digits(12, 4), Path({out!r}), watcher=Wait(1, "recorder"), checkpoint_s=0.0,
+        def stop(self):
+            print("at work", flush=True)
+            sys.stdin.read()
+    here.learn("kril", here.small_digits(12, 4), Path({out!r}), watch=Wait(1, "recorder"), checkpoint_s=0.0,
                settings=here.GROWING)
 """
 
@@ -231,14 +230,14 @@ def test_a_base_task_that_another_process_finishes_first_changes_nothing(digits:
     }
 
     class Meanwhile(Stop):
-        def status(self, status: Status) -> None:
+        def __call__(self, progress: Progress) -> None:
             shared.mkdir(exist_ok=True)
-            if not (shared / made.name).exists():
+            if progress.unit == "iterations" and not (shared / made.name).exists():
                 archive.write(shared / made.name, foreign, {"kind": "work"})
-            super().status(status)
+            super().__call__(progress)
 
     with pytest.raises(KeyboardInterrupt):
-        learn("kril", digits, tmp_path / "run", shared=shared, watcher=Meanwhile(0, "recorder of the base task"))
+        learn("kril", digits, tmp_path / "run", shared=shared, watch=Meanwhile(0, "recorder of the base task"))
     resumed = learn("kril", digits, tmp_path / "run", shared=shared, resume=True)
     assert_same_run(resumed, straight)
 
@@ -273,7 +272,7 @@ def test_a_base_task_taken_over_counts_what_it_took(digits: data.DataSet, tmp_pa
 )
 def test_the_time_before_a_stop_counts(digits: data.DataSet, tmp_path: Path, task: int, name: str, file: str) -> None:
     with pytest.raises(KeyboardInterrupt):
-        learn("kril", digits, tmp_path, watcher=Stop(task, name))
+        learn("kril", digits, tmp_path, watch=Stop(task, name))
     rewrite(tmp_path / file, lambda kept: kept.update(seconds=kept["seconds"] + LONG))
     found = learn("kril", digits, tmp_path, resume=True)
     assert LONG < found["task_seconds"][task] < LONG + 60 and found["task_seconds"][1 - task] < 60
@@ -283,7 +282,7 @@ def test_a_recording_that_was_finished_just_before_a_kill_counts_what_it_took(
     digits: data.DataSet, tmp_path: Path
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        learn("kril", digits, tmp_path, watcher=Stop(1, "F2"))
+        learn("kril", digits, tmp_path, watch=Stop(1, "F2"))
     (tmp_path / "state.krn").unlink()  # as if the base task's recording were the last thing done
     for path in tmp_path.glob("task-*"):
         path.unlink()
@@ -297,11 +296,11 @@ def test_the_watcher_takes_no_seconds_of_a_task(
     clock, late = time.perf_counter, [0.0]
     monkeypatch.setattr(learning.time, "perf_counter", lambda: clock() + late[0])
 
-    class Slow(learning.SilentWatcher):
-        def work(self, *arguments: Any) -> None:
+    def slow(progress: Progress) -> None:
+        if progress.share is None and progress.unit == "":  # a piece of work begins
             late[0] += LONG
 
-    assert learn("finetune", digits, tmp_path, watcher=Slow())["seconds"] < LONG
+    assert learn("finetune", digits, tmp_path, watch=slow)["seconds"] < LONG
 
 
 # ------------------------------------------------------------------ refusals
@@ -366,7 +365,7 @@ def test_a_run_whose_state_or_recording_is_damaged_is_to_be_started_again(
     digits: data.DataSet, tmp_path: Path, name: str
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        learn("kril", digits, tmp_path / "run", watcher=Stop(1, "F2"))
+        learn("kril", digits, tmp_path / "run", watch=Stop(1, "F2"))
     damage(tmp_path / "run" / name)
     with pytest.raises(RecordingError, match=r"start again in another folder, or remove .*run$") as caught:
         learn("kril", digits, tmp_path / "run", resume=True)

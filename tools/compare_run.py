@@ -166,8 +166,9 @@ def interrupted(folder: Path, recorder: str, **settings: Any) -> None:
     features, labels = small.maps(NUM_SAMPLES)
     told = []
 
-    def stop(status: Any, r2: float) -> None:
-        told.append(r2)
+    def stop(*progress: Any) -> None:  # one Progress; at older commits, a status and the R2
+        if getattr(progress[0], "unit", "iterations") == "iterations":
+            told.append(progress)
         if len(told) == 2:
             raise KeyboardInterrupt
 

@@ -16,21 +16,28 @@ from krnet.errors import KrnetError, RecordingError
 if TYPE_CHECKING:
     from krnet import data
     from krnet.api import open, record, verify
+    from krnet.cli.progress import show_progress
     from krnet.data import protocol
+    from krnet.progress import Progress
     from krnet.recording import Recording
     from krnet.task_loop import learn
 
 # Public name -> the module that defines it; None if the name is a module itself.
 _HOMES = {
+    "Progress": "progress",
     "Recording": "recording",
     "data": None,
     "learn": "task_loop",
     "open": "api",
     "protocol": "data",
     "record": "api",
+    "show_progress": "cli.progress",
     "verify": "api",
 }
-__all__ = ["KrnetError", "Recording", "RecordingError", "data", "learn", "open", "protocol", "record", "verify"]
+__all__ = [
+    "KrnetError", "Progress", "Recording", "RecordingError", "data", "learn", "open", "protocol", "record",
+    "show_progress", "verify",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

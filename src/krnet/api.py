@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -29,6 +29,7 @@ from krnet.features.source import check_labels, open_features
 from krnet.features.stats import scan
 from krnet.io import archive
 from krnet.io.atomic import AnyPath, refuse_overwriting
+from krnet.progress import Watch, closing_watch
 from krnet.recorders.base import (
     FIT_NAMES,
     Job,
@@ -41,12 +42,12 @@ from krnet.recorders.base import (
 from krnet.recording import PRECISIONS, Recording
 from krnet.recording_file import check_finished, file_contents, probe_values
 from krnet.train.config import FitConfig
-from krnet.train.loop import Status
 
 FIT_NOISE = 0.01  # relative difference between the errors of two trained networks of almost the same size
 PROBE_TOLERANCE = 1e-4  # relative to the largest value; devices and thread counts differ by about 1e-6
 
 
+@closing_watch
 def record(
     features: Any,
     labels: Any = None,
@@ -67,7 +68,7 @@ def record(
     images: Any = None,
     trunk: nn.Module | None = None,
     key: str | None = None,
-    watch: Callable[[Status, float], None] | None = None,
+    watch: Watch | None = None,
     over_budget: bool = False,
     **settings: Any,
 ) -> Recording:
@@ -91,7 +92,7 @@ def record(
                again only if the budget requires it
     images, trunk  for recorder images: the images that the features were made of, and the module that made them
     key        name of the array, for a file that holds several
-    watch      called with (Status, R2 of the latest batches) during a fit; in a search, the Status says which fit
+    watch      called with a Progress every few steps; `krnet.show_progress` draws a bar
     over_budget  if no file meets the budget, write the smallest one instead of raising an error
 
     Other settings are those of the recorder and, if it trains a network, those of FitConfig (batch_size, schedule,
@@ -131,13 +132,13 @@ def record(
     if resume and path.exists():
         # Only features from a file must be equal to the bit: those in memory may come from a GPU, which may have
         # rounded them differently in an earlier run.
-        digest = scan(source).digest if isinstance(features, str | os.PathLike) else None
+        digest = scan(source, watch=watch).digest if isinstance(features, str | os.PathLike) else None
         check_finished(path, samples, chosen, recorder_settings, digest, None if over_budget else budget_bytes)
         return open(path, torch_device, trunk=trunk)
     job = Job(
         source=source,
         samples=samples,
-        stats=scan(source),
+        stats=scan(source, watch=watch),
         fit=fit,
         device=torch_device,
         settings=recorder_settings,
@@ -194,7 +195,7 @@ def _smallest_reaching(job: Job, recorder: Recorder, target: float) -> tuple[dic
         if key not in latest:
             latest.clear()
             label = " after ".join([f"fit {len(results) + 1}: {format_size(budget)}", *results[-1:]])
-            watch = _add_label(job.watch, label) if job.watch else None
+            watch = _rename(job.watch, label) if job.watch else None
             fit_job = replace(job, settings=settings, checkpoint=None, resume=False, watch=watch)
             tensors, metadata = file_contents(fit_job, recorder, recorder.fit(fit_job))
             num_bytes, r2 = archive.file_bytes(tensors, metadata), metadata["metrics"]["r2"]
@@ -211,8 +212,8 @@ def _smallest_reaching(job: Job, recorder: Recorder, target: float) -> tuple[dic
     )
 
 
-def _add_label(watch: Callable[[Status, float], None], label: str) -> Callable[[Status, float], None]:
-    return lambda status, r2: watch(replace(status, label=label), r2)
+def _rename(watch: Watch, name: str) -> Watch:
+    return lambda progress: watch(replace(progress, name=name) if progress.unit == "iterations" else progress)
 
 
 def _check_size(path: Path, recorder: Recorder, metadata: Mapping[str, Any], found: int, budget: int) -> None:
@@ -250,6 +251,7 @@ def open(
     return Recording(archive.open_archive(path), pick_device(device), precision, trunk=trunk)
 
 
+@closing_watch
 def verify(
     path: AnyPath,
     against: Any = None,
@@ -257,11 +259,13 @@ def verify(
     device: str | None = "cpu",
     key: str | None = None,
     trunk: nn.Module | None = None,
+    watch: Watch | None = None,
 ) -> dict[str, Any]:
     """Check the structure of a file, every checksum and the stored probe; with `against`, its error as well.
 
     against    the features that were recorded: the replays are compared with them
     key        name of the array, for a file of features that holds several
+    watch      called with a Progress every few samples; `krnet.show_progress` draws a bar
 
     The probe of a recording of images needs its trunk; without one, `probe_error` is None.
     """
@@ -288,8 +292,8 @@ def verify(
             f"{source.name}: {len(source)} samples of {source.shape}; {path} holds {len(recording)} of "
             f"{recording.shape}. Give the features it was recorded from"
         )
-    stats = scan(source)
-    measured = fidelity(recording.replay, source, stats)
+    stats = scan(source, watch=watch)
+    measured = fidelity(recording.replay, source, stats, watch)
     same = stats.digest == opened.metadata["features"]
     stored = opened.metadata["metrics"]["mse"]
     if same and abs(measured.mse - stored) > 0.01 * stored + 1e-9:

@@ -6,7 +6,6 @@ Selection (config.py) -> choose_ids -> ids (B,) -> write_replays -> X.npy
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from torch import Tensor
 from krnet.config import Selection
 from krnet.errors import InputError, UnknownSampleError
 from krnet.io.atomic import AnyPath, atomic_write, refuse_overwriting
+from krnet.progress import Watch, counting
 from krnet.recording import Recording
 
 CHUNK_BYTES = 64 << 20  # replays written at once
@@ -70,11 +70,11 @@ def write_replays(
     path: AnyPath,
     *,
     labels_path: AnyPath | None = None,
-    watch: Callable[[int, int], None] | None = None,
+    watch: Watch | None = None,
 ) -> int:
     """Write the replays, float32 (B, *shape), and their labels, int64 (B,); return the bytes of the replays' file.
 
-    Each file appears complete or not at all. `watch(num_done, num_samples)` is called after each chunk.
+    Each file appears complete or not at all. `watch` is told after each chunk.
     """
     labels = recording.labels
     if labels_path is not None and labels is None:
@@ -87,8 +87,8 @@ def write_replays(
             np.save(files.enter_context(atomic_write(labels_path)), labels[ids].numpy())
         header = {"descr": "<f4", "fortran_order": False, "shape": (len(ids), *recording.shape)}
         np.lib.format.write_array_header_1_0(file, header)
+        tell = counting(watch, "replay", len(ids))
         for start in range(0, len(ids), step):
             file.write(recording.replay(ids[start : start + step]).cpu().numpy().data)
-            if watch:
-                watch(min(start + step, len(ids)), len(ids))
+            tell(min(start + step, len(ids)))
         return file.tell()

@@ -8,9 +8,15 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -39,12 +45,39 @@ class Progress:
 Watch = Callable[[Progress], None]
 
 
+def announcing(watch: Watch | None) -> Callable[[str], None]:
+    """Return say(name), which tells `watch` that work of unknown length begins."""
+    return lambda name: None if watch is None else watch(Progress(name))
+
+
+def counting(watch: Watch | None, name: str, total: int, unit: str = "samples") -> Callable[[int], None]:
+    """Return tell(done), which tells `watch` that `done` of `total` units are done."""
+    started = time.perf_counter()
+
+    def tell(done: int) -> None:
+        if watch:
+            watch(Progress(name, done / max(1, total), done, unit, time.perf_counter() - started))
+
+    return tell
+
+
 @contextmanager
 def watched(watch: Watch | None) -> Iterator[Watch | None]:
-    """For the body of a public call: at its end, closes a watcher that has something to close, such as a bar."""
+    """At the end of the block, close a watcher that has something to close, such as a bar."""
     try:
         yield watch
     finally:
         close = getattr(watch, "close", None)
         if close is not None:
             close()
+
+
+def closing_watch(call: Callable[P, R]) -> Callable[P, R]:
+    """For public calls with a keyword `watch`: closes it when the call ends, however it ends."""
+
+    @wraps(call)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        with watched(kwargs.get("watch")):  # type: ignore[arg-type]
+            return call(*args, **kwargs)
+
+    return wrapper

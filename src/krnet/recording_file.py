@@ -68,7 +68,7 @@ def file_contents(job: Job, recorder: Recorder, content: Content) -> tuple[dict[
     """Replay what a recorder has fitted, measure the error, and return the tensors and the metadata of the file."""
     replayer = recorder.replay(job.samples, content.settings, content, job.device)
     replayer.trunk = job.trunk
-    measured = fidelity(replayer.decode, job.source, job.stats)
+    measured = fidelity(replayer.decode, job.source, job.stats, job.watch)
     if not isfinite(measured.mse):
         raise NonFiniteLossError("the fitted recorder decodes to NaN or infinity; nothing was written. Lower lr")
     probe = torch.linspace(0, job.samples.num_samples - 1, PROBE_SAMPLES).round().long().unique()

@@ -17,9 +17,9 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -35,34 +35,14 @@ from krnet.io.lock import working_in
 from krnet.learners import base
 from krnet.learners.scores import scores, storage
 from krnet.learners.settings import settings_of
+from krnet.progress import Progress, Watch, closing_watch
 from krnet.train.classifier import Saving
-from krnet.train.loop import Status
 
 STATE_FILE, RUN_FILE, SETTINGS_FILE = "state.krn", "run.json", "settings.json"
 
 
-class Watcher(Protocol):
-    """Receives the events of a run, to show them (command line) or to log them (TensorBoard)."""
-
-    def work(self, method: str, task: int, num_tasks: int, name: str, epochs: int | None = None) -> None: ...
-
-    def status(self, status: Status) -> None: ...
-
-    def accuracy(self, method: str, task: int, rows: Mapping[str, float]) -> None: ...
-
-
-class SilentWatcher:
-    """Ignores all events."""
-
-    def work(self, method: str, task: int, num_tasks: int, name: str, epochs: int | None = None) -> None: ...
-
-    def status(self, status: Status) -> None: ...
-
-    def accuracy(self, method: str, task: int, rows: Mapping[str, float]) -> None: ...
-
-
 @dataclass
-class Progress:
+class Results:
     """The results of the tasks that a run has finished."""
 
     fingerprint: dict[str, Any]
@@ -81,6 +61,7 @@ class Progress:
         return {"correct": self.correct, "task_seconds": self.task_seconds, "storage": self.storage}
 
 
+@closing_watch
 def learn(
     method: str,
     data: DataSet,
@@ -93,7 +74,7 @@ def learn(
     device: str | None = None,
     resume: bool = False,
     shared: AnyPath | None = None,
-    watcher: Watcher | None = None,
+    watch: Watch | None = None,
     checkpoint_s: float = 60.0,
 ) -> dict[str, Any]:
     """Learn all tasks. Writes DIR/run.json and returns its contents; DIR/state.krn holds the final network.
@@ -103,6 +84,7 @@ def learn(
     out     folder DIR of this run. If it holds a run, `resume` continues or returns it; without `resume` it is an
             error. Only one process may work in it
     shared  folder for base tasks: methods with the same base task train it once
+    watch   called with a Progress every few steps and after each task; `krnet.show_progress` draws a bar
     checkpoint_s  seconds between checkpoints inside a task
 
     `seconds` and `task_seconds` in run.json say how long the run would take without interruption and without shared
@@ -115,17 +97,16 @@ def learn(
         finished_run = _read_finished_run(folder, resume, plan)
         if finished_run is not None:
             return finished_run
-        watcher = watcher or SilentWatcher()
         with torch.random.fork_rng(devices=[]), exact_math():
             torch.manual_seed(seed)
             context = base.Context(data, split, plan.device, seed, folder)
             learner = plan.learner_class(context, plan.config)  # raises on bad settings, so write nothing before
             write_json(folder / SETTINGS_FILE, plan.fingerprint)
-            progress = _restore_progress(folder / STATE_FILE, learner, plan.fingerprint)
+            results = _restore_results(folder / STATE_FILE, learner, plan.fingerprint)
             shared_folder = Path(shared) if shared else None
-            for task in range(progress.tasks_done, split.num_tasks):
-                _run_task(learner, task, progress, folder, resume, shared_folder, watcher, checkpoint_s)
-        result = _summarize(learner, progress, data)
+            for task in range(results.tasks_done, split.num_tasks):
+                _run_task(learner, task, results, folder, resume, shared_folder, watch, checkpoint_s)
+        result = _summarize(learner, results, data)
         write_json(folder / RUN_FILE, result)
         learner.finish()
         return result
@@ -182,17 +163,18 @@ def _read_finished_run(folder: Path, resume: bool, plan: RunPlan) -> dict[str, A
 def _run_task(
     learner: base.Learner,
     task: int,
-    progress: Progress,
+    results: Results,
     folder: Path,
     resume: bool,
     shared: Path | None,
-    watcher: Watcher,
+    watch: Watch | None,
     checkpoint_s: float,
 ) -> None:
     started = time.perf_counter()
     context = learner.context
     files: list[Path] = []
     works = learner.learn(task)
+    task_name = f"{learner.name}, task {task} of {context.split.num_tasks - 1}"
     number, earlier_s = 0, 0.0
     while True:
         # Seed again: the random draws must not depend on whether the previous work was run or read from its file.
@@ -201,33 +183,48 @@ def _run_task(
             work = next(works, None)
         if work is None:
             break
-        watcher_started = time.perf_counter()
-        watcher.work(learner.name, task, context.split.num_tasks, work.name, work.epochs)
-        started += time.perf_counter() - watcher_started  # do not count it: the first call imports TensorBoard
+        watch_started = time.perf_counter()
+        watch_work = _watch_work(watch, f"{task_name}: {work.name}", work.epochs)
+        started += time.perf_counter() - watch_started  # do not count it: the first call imports TensorBoard
         partial, done = folder / f"task-{task}-{number}.partial", folder / f"task-{task}-{number}.done"
         files += [partial, done]
         shared_file = None if shared is None or work.shared is None else shared / f"base-{_digest(work.shared)}.krn"
         saving = Saving(partial, resume, checkpoint_s)
         with _with_advice(f"Remove this file: {work.name} of task {task} is then trained again"):
-            earlier_s += _run_or_load(work, saving, done, shared_file, watcher)
+            earlier_s += _run_or_load(work, saving, done, shared_file, watch_work)
         number += 1
     if learner.learns(task):
         rows = _count_correct(learner, task)
         for row, correct in rows.items():
-            progress.correct.setdefault(row, []).append(correct)
+            results.correct.setdefault(row, []).append(correct)
         counts = num_test_images(context)
-        watcher.accuracy(learner.name, task, {row: sum(v) / sum(counts[: task + 1]) for row, v in rows.items()})
+        accuracy = {f"accuracy {row}": sum(v) / sum(counts[: task + 1]) for row, v in rows.items()}
+        if watch:
+            watch(Progress(f"{task_name} done", done=task, unit="tasks", values=accuracy))
     else:
-        for correct_by_task in progress.correct.values():
+        for correct_by_task in results.correct.values():
             correct_by_task.append(None)
-    progress.task_seconds.append(time.perf_counter() - started + earlier_s)
-    progress.storage.append(learner.storage_bytes())
-    archive.write(folder / STATE_FILE, learner.state(), {"kind": "learner", **progress.to_json()})
+    results.task_seconds.append(time.perf_counter() - started + earlier_s)
+    results.storage.append(learner.storage_bytes())
+    archive.write(folder / STATE_FILE, learner.state(), {"kind": "learner", **results.to_json()})
     for path in files:
         path.unlink(missing_ok=True)
 
 
-def _run_or_load(work: base.Work, saving: Saving, done: Path, shared_file: Path | None, watcher: Watcher) -> float:
+def _watch_work(watch: Watch | None, name: str, epochs: int | None) -> Watch | None:
+    """Tell that a piece of work begins, and return the watcher of its results."""
+    if watch is None:
+        return None
+    watch(Progress(name))
+
+    def watch_work(progress: Progress) -> None:
+        epoch = {} if epochs is None else {"epoch": round((progress.share or 0.0) * epochs, 1)}
+        watch(replace(progress, name=name, values={**epoch, **progress.values}))
+
+    return watch_work
+
+
+def _run_or_load(work: base.Work, saving: Saving, done: Path, shared_file: Path | None, watch: Watch | None) -> float:
     """Run the work, or load its result if a file has it. Returns the seconds that it took before this process."""
     sources = ([done] if saving.resume else []) + ([shared_file] if shared_file is not None else [])
     source = next((path for path in sources if path.exists()), None)
@@ -238,7 +235,7 @@ def _run_or_load(work: base.Work, saving: Saving, done: Path, shared_file: Path 
     else:
         earlier_s = base.saved_time_s(work, saving.path) if saving.resume else 0.0
         run_started = time.perf_counter()
-        work.run(saving, watcher.status)
+        work.run(saving, watch)
         seconds = time.perf_counter() - run_started + earlier_s
     targets = [] if shared_file is None or shared_file.exists() else [shared_file]
     # Also keep a copy in this run's folder: another process may train the same base task and replace the shared file.
@@ -273,15 +270,15 @@ def num_test_images(context: base.Context) -> list[int]:
     return [len(context.split.samples(context.data.test.labels, t)) for t in range(context.split.num_tasks)]
 
 
-def _restore_progress(path: Path, learner: base.Learner, fingerprint: dict[str, Any]) -> Progress:
+def _restore_results(path: Path, learner: base.Learner, fingerprint: dict[str, Any]) -> Results:
     if not path.exists():
-        return Progress(fingerprint, {}, [], [])
+        return Results(fingerprint, {}, [], [])
     with _with_advice(_start_again_advice(path.parent)):
         saved = archive.open_archive(path)
         meta = saved.metadata
-        progress = Progress(fingerprint, meta["correct"], meta["task_seconds"], meta["storage"])
-        learner.restore(progress.tasks_done - 1, {name: saved.tensor(name) for name in saved.names})
-    return progress
+        results = Results(fingerprint, meta["correct"], meta["task_seconds"], meta["storage"])
+        learner.restore(results.tasks_done - 1, {name: saved.tensor(name) for name in saved.names})
+    return results
 
 
 @contextmanager
@@ -316,10 +313,10 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise ResumeError(f"{path}: cannot be read ({error}). {_start_again_advice(path.parent)}") from error
 
 
-def _summarize(learner: base.Learner, progress: Progress, data: DataSet) -> dict[str, Any]:
+def _summarize(learner: base.Learner, results: Results, data: DataSet) -> dict[str, Any]:
     counts = num_test_images(learner.context)
-    rows = {row: scores(correct, counts) for row, correct in progress.correct.items()}
-    fingerprint = progress.fingerprint
+    rows = {row: scores(correct, counts) for row, correct in results.correct.items()}
+    fingerprint = results.fingerprint
     image_bytes = data.train.images[0].numel()
     result = {
         "method": learner.name,
@@ -332,10 +329,10 @@ def _summarize(learner: base.Learner, progress: Progress, data: DataSet) -> dict
         "seed": fingerprint["seed"],
         "row": learner.main_row,
         **rows[learner.main_row],
-        "storage_bytes": storage(progress.storage[-1], image_bytes),
-        "storage_bytes_by_task": [storage(parts, image_bytes)["total"] for parts in progress.storage],
-        "seconds": sum(progress.task_seconds),
-        "task_seconds": progress.task_seconds,
+        "storage_bytes": storage(results.storage[-1], image_bytes),
+        "storage_bytes_by_task": [storage(parts, image_bytes)["total"] for parts in results.storage],
+        "seconds": sum(results.task_seconds),
+        "task_seconds": results.task_seconds,
         "settings": fingerprint["settings"],
         "device": ledger.device_name() if fingerprint["device"] == "cuda" else "cpu",
         "versions": ledger.versions(),

@@ -23,6 +23,7 @@ from krnet.cli import output as tables
 from krnet.cli import progress
 from krnet.config import describe
 from krnet.io import archive
+from krnet.progress import Progress
 from krnet.recorders.base import get_recorder, recorder_names
 from krnet.train.config import FitConfig
 
@@ -182,7 +183,7 @@ def test_progress_goes_to_stderr_and_stdout_is_one_json_object(folder: Path, tmp
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["num_samples"] == N
-    for text in ("it/s", "R2", "elapsed", "left"):
+    for text in ("/s", "R2", "elapsed", "left"):
         assert text in done.stderr
 
 
@@ -354,11 +355,11 @@ def test_unknown_setting_is_answered_with_the_nearest_name(inputs: Path) -> None
 KILLED = """
     import sys
     from krnet.cli import app, progress
-    def wait(self, status, r2):
-        if status.iteration == 20:
+    def wait(self, progress):
+        if progress.unit == "iterations" and progress.done == 20:
             print("at 20", flush=True)
             sys.stdin.read()
-    progress.Display.fit = wait
+    progress.Display.__call__ = wait
     app.main()
 """
 
@@ -387,12 +388,12 @@ def test_ctrl_c_saves_a_checkpoint_to_go_on_from(folder: Path, tmp_path: Path, m
     out = tmp_path / "b.krn"
     command = ("record", folder / "features.npy", "-o", out, "--iterations", 40, "--json", *SMALL)
 
-    def interrupt(self: progress.Display, status: Any, r2: float) -> None:
-        if status.iteration == 30:
+    def interrupt(self: progress.Display, told: Progress) -> None:
+        if told.unit == "iterations" and told.done == 30:
             os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(progress.Display, "fit", interrupt)
+        patch.setattr(progress.Display, "__call__", interrupt)
         stopped = run(*command)
     assert stopped.exit_code == 130
     assert stopped.stdout == ""

@@ -40,7 +40,7 @@ def test_the_demo_leaves_four_runs_and_a_picture(done: tuple[Path, Any]) -> None
     assert result.exit_code == 0, result.output
     assert result.stdout.count("\n") == 1
     found = json.loads(result.stdout)
-    assert "reading the digits" in result.stderr and "kril  task 3 of 3  recorder" in result.stderr
+    assert "reading the digits" in result.stderr and "kril, task 3 of 3: recorder" in result.stderr
     assert list(found["runs"]) == list(FOLDERS) and found["seconds"] > 0
     for name, folder in FOLDERS.items():
         run = found["runs"][name]

@@ -198,7 +198,7 @@ def test_the_whole_digits_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["data"] == "digits" and found["tasks"] == [9, 1]
-    for text in ("reading the images", "finetune  task 0 of 1  classifier", "task 1 done: cnn", " %"):
+    for text in ("reading the images", "finetune, task 0 of 1: classifier", "task 1 of 1 done  accuracy cnn", " %"):
         assert text in done.stderr
 
 
@@ -214,8 +214,8 @@ def test_tensorboard_logs_hold_the_loss_and_the_accuracy(tmp_path: Path) -> None
     kept = loader.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     kept.Reload()
     tags = kept.Tags()["scalars"]
-    assert "loss/finetune/task 0/classifier" in tags and "loss/finetune/task 2/classifier" in tags
-    logged = [event.value for event in kept.Scalars("accuracy/finetune cnn")]
+    assert "loss/finetune, task 0 of 2: classifier" in tags and "loss/finetune, task 2 of 2: classifier" in tags
+    logged = [event.value for event in kept.Scalars("accuracy cnn/finetune")]
     assert logged == pytest.approx(found["accuracy"])
 
 

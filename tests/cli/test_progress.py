@@ -1,11 +1,14 @@
 """Progress without a terminal: a line now and then, on stderr only, and none when quiet."""
 
 import math
+from pathlib import Path
 
 import pytest
+import torch
 
+import krnet
 from krnet.cli import progress
-from krnet.train.loop import Status
+from krnet.progress import Progress, counting
 
 
 def test_lines_come_at_most_every_few_seconds(
@@ -16,19 +19,88 @@ def test_lines_come_at_most_every_few_seconds(
     with progress.Display() as display:
         for iteration in range(10, 210, 10):  # one second each
             now += 1.0
-            display.fit(Status(iteration, iteration / 400, 1.0, now), 0.5)
+            display(Progress("fit", iteration / 400, iteration, "iterations", now, {"R2": 0.5}))
     out, err = capsys.readouterr()
     assert out == ""
     assert len(err.splitlines()) == 20 / progress.LINE_EVERY_S
-    assert "10 it/s" in err and "R2 0.5000" in err and "elapsed 0:01" in err and "left 0:39" in err
+    assert "10/s" in err and "R2 0.5000" in err and "elapsed 0:01" in err and "left 0:39" in err
 
 
 def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.Display(quiet=True) as display:
         display.phase("reading")
-        display.fit(Status(10, 0.1, 1.0, 1.0), 0.5)
-        display.count(1, 2, "replay")
+        display(Progress("fit", 0.1, 10, "iterations", 1.0, {"R2": 0.5}))
+        display(Progress("replay", 0.5, 1, "samples"))
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_pass_over_samples_is_shown_until_it_ends(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
+    with progress.Display() as display:
+        tell = counting(display, "replay", 2000)
+        tell(1000)
+        tell(2000)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("replay   50 %  1,000 samples")
+
+
+class Bar:
+    """In the place of rich's."""
+
+    def __init__(self) -> None:
+        self.task_ids, self.shown, self.runs = [0], [], False
+
+    def add_task(self, *arguments: object, **options: object) -> None: ...
+
+    def start(self) -> None:
+        self.runs = True
+
+    def update(self, task: int, **shown: object) -> None:
+        assert self.runs
+        self.shown.append(shown)
+
+    def stop(self) -> None:
+        self.runs = False
+
+
+@pytest.fixture
+def bars(monkeypatch: pytest.MonkeyPatch) -> list[Bar]:
+    """All bars that are drawn, as on a terminal."""
+    made: list[Bar] = []
+
+    def make() -> Bar:
+        made.append(Bar())
+        return made[-1]
+
+    monkeypatch.setattr(progress, "_make_bar", make)
+    return made
+
+
+def test_a_bar_goes_when_the_call_ends_and_another_call_gets_another(bars: list[Bar]) -> None:
+    features = torch.rand(20, 3, 4, 4)
+    for number in range(2):
+        krnet.record(features, recorder="krnet", iterations=1, watch=krnet.show_progress)
+        assert len(bars) == number + 1 and not bars[number].runs
+        assert bars[number].shown[0]["description"] == "fit"
+
+
+def test_a_bar_goes_when_the_call_fails(bars: list[Bar]) -> None:
+    features = torch.rand(20, 3, 4, 4)
+    features[-1] = math.nan
+    with pytest.raises(krnet.KrnetError):
+        krnet.record(features, recorder="krnet", iterations=1, watch=krnet.show_progress)
+    assert not any(bar.runs for bar in bars)
+
+
+def test_verify_tells_how_far_it_is(tmp_path: Path) -> None:
+    features, told = torch.rand(20, 3, 4, 4), []
+    krnet.record(features, recorder="pca", out=tmp_path / "a.krn")
+    krnet.verify(tmp_path / "a.krn", features, watch=told.append)
+    assert [(p.name, p.share, p.done) for p in told] == [
+        ("reading the features", 1.0, 20), ("comparing replays with the features", 1.0, 20)
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

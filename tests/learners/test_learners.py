@@ -16,6 +16,7 @@ from krnet.errors import ResumeError, SettingError
 from krnet.learners import base
 from krnet.train.classifier import Saving
 from learning_tools import settings_for, small_digits, small_tasks
+from watchers import of_fits
 
 METHODS = base.learner_names()
 KEYS = {
@@ -48,16 +49,16 @@ def learn(method, digits, out, **options):
     return learning.learn(method, digits, small_tasks(), out=out, **options)
 
 
-class Stop(learning.SilentWatcher):
+def stop_at(number):
     """Ctrl-C at the n-th look at the loss."""
+    seen = []
 
-    def __init__(self, after):
-        self.after, self.seen = after, 0
-
-    def status(self, status):
-        self.seen += 1
-        if self.seen == self.after:
+    def stop(progress):
+        seen.append(progress)
+        if len(seen) == number:
             os.kill(os.getpid(), signal.SIGINT)
+
+    return of_fits(stop)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -139,13 +140,10 @@ def assert_same_predictions(one, other, images):
 def test_methods_with_the_same_base_task_train_it_once(digits, tmp_path):
     names = []
 
-    class Note(learning.SilentWatcher):
-        def status(self, status):
-            names.append(status.iteration)
-
-    one = learn("finetune", digits, tmp_path / "a", shared=tmp_path / "shared", watcher=Note())
+    note = of_fits(lambda progress: names.append(progress.done))
+    one = learn("finetune", digits, tmp_path / "a", shared=tmp_path / "shared", watch=note)
     first = len(names)
-    two = learn("joint", digits, tmp_path / "b", shared=tmp_path / "shared", watcher=Note())
+    two = learn("joint", digits, tmp_path / "b", shared=tmp_path / "shared", watch=note)
     assert len(list((tmp_path / "shared").iterdir())) == 1
     assert two["accuracy"][0] == one["accuracy"][0] and len(names) - first < 3 * first
 
@@ -162,7 +160,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(digits, tmp_path):
 
 def test_a_run_is_not_taken_up_with_other_settings(digits, tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        learn("finetune", digits, tmp_path / "run", watcher=Stop(3))
+        learn("finetune", digits, tmp_path / "run", watch=stop_at(3))
     with pytest.raises(ResumeError, match="seed"):
         learning.learn(
             "finetune", digits, small_tasks(), out=tmp_path / "run", settings=settings_for("finetune"), device="cpu",

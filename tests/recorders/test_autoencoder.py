@@ -32,6 +32,7 @@ from krnet.recorders.autoencoder.recorder import AutoencoderFit, AutoencoderReco
 from krnet.recorders.base import Job
 from krnet.train.config import FitConfig
 from maps import relu_maps, signed_maps
+from watchers import of_fits, raise_at
 
 TINY: dict[str, Any] = {"recorder": "autoencoder", "d0": 32, "c0": 8, "c1": 8, "iterations": 30}
 KINDS: dict[str, dict[str, Any]] = {
@@ -423,12 +424,8 @@ class Stop(Exception):
 
 
 def interrupt(path: Path, **settings: Any) -> None:
-    def watch(status: Any, r2: float) -> None:
-        if status.iteration == 20:
-            raise Stop
-
     with pytest.raises(Stop):
-        krnet.record(*maps(), out=path, watch=watch, checkpoint_s=0, **TINY | settings)
+        krnet.record(*maps(), out=path, watch=raise_at(20, Stop()), checkpoint_s=0, **TINY | settings)
     assert path.with_name(path.name + ".ckpt").exists() and not path.exists()
 
 
@@ -436,7 +433,7 @@ def test_a_fit_that_was_stopped_ends_in_the_same_file(files, tmp_path):
     path, kind = tmp_path / "x.krn", "few"
     interrupt(path, **KINDS[kind])
     seen: list[int] = []
-    watch = lambda status, r2: seen.append(status.iteration)  # noqa: E731
+    watch = of_fits(lambda progress: seen.append(progress.done))
     krnet.record(*maps(), out=path, resume=True, watch=watch, checkpoint_s=0, **TINY | KINDS[kind])
     assert seen[0] >= 20 and not path.with_name("x.krn.ckpt").exists()
     assert_same_content(path, files[kind])

@@ -17,6 +17,7 @@ from krnet.recorders.compact.codes import laplace_bits
 from krnet.recorders.compact.network import CompactConfig, CompactNet
 from krnet.train.config import FitConfig
 from maps import relu_maps, signed_maps
+from watchers import of_fits
 
 BUDGET = 16_000
 SHAPES = [(8, 6, 6), (12,), (), (3, 7)]
@@ -128,7 +129,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_file(few_maps, tmp_path, fit
         made(few_maps, tmp_path / "half.krn", **options)
     assert (tmp_path / "half.krn.ckpt").exists()
     seen = []
-    watch = lambda status, r2: seen.append(status.iteration)  # noqa: E731
+    watch = of_fits(lambda progress: seen.append(progress.done))
     made(few_maps, tmp_path / "half.krn", resume=True, watch=watch, **options)
     whole, half = (krnet.open(tmp_path / f"{name}.krn").replay(torch.arange(300)) for name in ("whole", "half"))
     assert torch.equal(whole, half) and seen[0] >= 20
@@ -159,7 +160,7 @@ def test_a_target_gives_the_smallest_file_that_reaches_it_tells_each_fit_and_lea
 ):
     told, learned, right = [], [], axes_fit.principal_axes
     monkeypatch.setattr(axes_fit, "principal_axes", lambda *given: learned.append(1) or right(*given))
-    info = smallest(few_maps, tmp_path / "a.krn", watch=lambda status, r2: told.append(status.label)).info()
+    info = smallest(few_maps, tmp_path / "a.krn", watch=of_fits(lambda progress: told.append(progress.name))).info()
     assert info["r2"] >= 0.9 and (info["fit"]["target_r2"], info["stopped_by"]) == (0.9, "iterations")
     fits = list(dict.fromkeys(told))
     assert 1 <= len(fits) <= 5 and fits[0].startswith("fit 1: ")

@@ -8,6 +8,7 @@ import torch
 import krnet
 from krnet.errors import BudgetError, InputError, SettingError
 from maps import relu_maps
+from watchers import of_fits, raise_at
 
 BUDGET, ROOM = 40_000, 900
 FIRST, SECOND = 500, 700
@@ -70,7 +71,7 @@ def test_a_target_gives_new_samples_the_fewest_bytes_that_reach_it(features, gro
     fits = set()
     found = record(
         features, tmp_path / "a.krn", start=grown[0], target_r2=0.9, iterations=20,
-        watch=lambda status, r2: fits.add(status.label),
+        watch=of_fits(lambda progress: fits.add(progress.name)),
     )  # fmt: skip
     assert len(fits) > 1 and found.info()["r2"] >= 0.9 and found.info()["fit"]["target_r2"] == 0.9
     assert torch.equal(replays(tmp_path / "a.krn", FIRST), replays(grown[0], FIRST))
@@ -111,10 +112,7 @@ def test_samples_of_classes_grow_as_well(tmp_path):
 
 
 def test_a_growth_that_was_stopped_goes_on(features, grown, tmp_path):
-    def stop(status, r2):
-        if status.iteration >= 20:
-            raise KeyboardInterrupt
-
+    stop = raise_at(20, KeyboardInterrupt())
     options = {"start": grown[0], "budget": BUDGET}
     with pytest.raises(KeyboardInterrupt):
         record(features, tmp_path / "a.krn", watch=stop, checkpoint_s=0.0, **options)

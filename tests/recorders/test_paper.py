@@ -31,6 +31,7 @@ from krnet.recorders.paper.recorder import KRNetFit, PaperRecorder
 from krnet.train import loop as training
 from krnet.train.config import FitConfig
 from maps import relu_maps, signed_maps
+from watchers import of_fits, raise_at
 
 SIZES: dict[str, Any] = {"d0": 16, "c0": 8, "c1": 8}
 TINY: dict[str, Any] = {"recorder": "paper", **SIZES}
@@ -342,7 +343,7 @@ def test_a_fit_that_was_stopped_goes_on_to_the_same_bits(tmp_path):
     out, seen = tmp_path / "x.krn", []
     interrupt(out, features, labels)
     krnet.record(
-        features, labels, out=out, resume=True, watch=lambda status, r2: seen.append(status.iteration), **RESUMED
+        features, labels, out=out, resume=True, watch=of_fits(lambda progress: seen.append(progress.done)), **RESUMED
     )
     assert seen[0] >= 20
     assert_same_content(out, tmp_path / "whole.krn")
@@ -354,12 +355,8 @@ class Stop(Exception):
 
 
 def interrupt(path: Path, features: Tensor, labels: Any = None, **settings: Any) -> None:
-    def watch(status: Any, r2: float) -> None:
-        if status.iteration == 20:
-            raise Stop
-
     with pytest.raises(Stop):
-        krnet.record(features, labels, out=path, watch=watch, **RESUMED | settings)
+        krnet.record(features, labels, out=path, watch=raise_at(20, Stop()), **RESUMED | settings)
     assert path.with_name(path.name + ".ckpt").exists() and not path.exists()
 
 
@@ -374,7 +371,8 @@ def test_without_resume_a_checkpoint_is_left_aside(tmp_path):
     features = relu_maps(48, (4, 5, 6))[0]
     interrupt(tmp_path / "x.krn", features)
     seen: list[int] = []
-    krnet.record(features, out=tmp_path / "x.krn", watch=lambda status, r2: seen.append(status.iteration), **RESUMED)
+    watch = of_fits(lambda progress: seen.append(progress.done))
+    krnet.record(features, out=tmp_path / "x.krn", watch=watch, **RESUMED)
     assert seen[0] == 10 and [path.name for path in tmp_path.iterdir()] == ["x.krn"]
 
 

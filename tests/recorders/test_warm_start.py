@@ -8,6 +8,7 @@ import torch
 import krnet
 from krnet.errors import InputError, ResumeError
 from maps import relu_maps
+from watchers import raise_at
 
 SIZES: dict[str, Any] = {"recorder": "paper", "d0": 32, "c0": 8, "c1": 8, "group_size": 16}
 STILL: dict[str, Any] = {"iterations": 1, "lr": 0.0, "muon_lr": 0.0}
@@ -77,10 +78,7 @@ def test_a_fit_is_not_resumed_from_another_start(maps, earlier, tmp_path, monkey
     features, labels = maps
     out = tmp_path / "later.krn"
 
-    def stop(status, r2):
-        if status.iteration >= 10:
-            raise KeyboardInterrupt
-
+    stop = raise_at(10, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         krnet.record(features, labels, start=earlier, iterations=20, checkpoint_s=0, out=out, watch=stop)
     with pytest.raises(ResumeError, match="start"):

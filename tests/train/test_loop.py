@@ -11,8 +11,9 @@ from torch import Tensor
 
 from krnet.errors import NonFiniteLossError, ResumeError
 from krnet.io import archive
+from krnet.progress import Progress
 from krnet.train import loop as training
-from krnet.train.loop import LOSS_CHECK_ITERATIONS, Checkpoint, Status, train
+from krnet.train.loop import LOSS_CHECK_ITERATIONS, Checkpoint, train
 
 
 class Halving:
@@ -110,11 +111,11 @@ def test_it_stops_once_the_target_is_reached_and_asks_with_the_mean_of_the_last_
 
 
 def test_watchers_hear_of_every_look_and_of_the_end():
-    heard: list[Status] = []
+    heard: list[Progress] = []
     train(Halving(), max_iterations=25, watch=heard.append)
-    assert [(s.iteration, s.progress) for s in heard] == [(10, 0.4), (20, 0.8), (25, 1.0)]
-    assert heard[-1].seconds_left == 0 and Status(0, 0.0, 1.0, 1.0).seconds_left == math.inf
-    assert Status(10, 0.25, 1.0, 3.0).seconds_left == pytest.approx(9)
+    assert [(p.done, p.share) for p in heard] == [(10, 0.4), (20, 0.8), (25, 1.0)]
+    assert heard[-1].seconds_left == 0 and Progress("fit", 0.0, seconds=1.0).seconds_left == math.inf
+    assert Progress("fit", 0.25, 10, seconds=3.0).seconds_left == pytest.approx(9)
 
 
 # ---------------------------------------------------------------- what goes wrong
@@ -146,12 +147,12 @@ def test_a_killed_run_goes_on_from_its_checkpoint_to_the_same_end(checkpoint, ki
     killed.at_step = raise_at(killed_at, MemoryError())
     with pytest.raises(MemoryError):
         train(killed, max_iterations=30, checkpoint=checkpoint)
-    heard_later: list[Status] = []
+    heard_later: list[Progress] = []
     outcome = train(later, max_iterations=30, checkpoint=checkpoint, resume=True, watch=heard_later.append)
     assert [i for i, _ in later.steps] == list(range(killed_at, 30))
     assert torch.equal(later.value, expected.value) and outcome.iterations == 30
     # Losses from before the kill count in the first mean after it: a target stops both runs at the same place.
-    both = [[(s.iteration, s.loss) for s in log if s.iteration > killed_at] for log in (heard, heard_later)]
+    both = [[(p.done, p.values["loss"]) for p in log if p.done > killed_at] for log in (heard, heard_later)]
     assert both[0] == both[1]
 
 

@@ -36,10 +36,10 @@ from krnet.io import archive, ledger
 from krnet.io.atomic import AnyPath, read_json, write_json
 from krnet.io.header import digest
 from krnet.nn.loaded import HEAD_BATCH, LoadedHead, LoadedTrunk, read_head, read_trunk
+from krnet.progress import Watch, announcing
 from krnet.recorders import base
 from krnet.recorders.base import check_names
 from krnet.recorders.images.recorder import fingerprint
-from krnet.train.loop import Status
 
 BUDGETS = (3_000_000, 6_500_000, 12_000_000, 24_000_000)  # bytes; the help of `krnet bench rate` names them too
 POINTS_FOLDER, RATE_FILE, PICTURE_FILE, FEATURES_FILE = "points", "rate.json", "rate.png", "features.json"
@@ -87,7 +87,7 @@ class Bench:
     image_inputs: ImageInputs | None
 
     def point(
-        self, series: Series, budget: int, watch: Callable[[Status, float], None] | None
+        self, series: Series, budget: int, watch: Watch | None
     ) -> tuple[dict[str, Any], bool]:
         """Return the point, and True if it was scored now.
 
@@ -216,8 +216,7 @@ def bench(
     images: Any = None,
     trunk: AnyPath | None = None,
     settings: Mapping[str, Any] | None = None,
-    say: Callable[[str], None] = lambda text: None,
-    watch: Callable[[Status, float], None] | None = None,
+    watch: Watch | None = None,
     made: Callable[[dict[str, Any]], None] = lambda point: None,
 ) -> dict[str, Any]:
     """Make and score every recorder at every budget; write DIR/points and DIR/rate.json, and return the latter.
@@ -241,8 +240,9 @@ def bench(
     label_tensor = check_labels(labels, len(source))
     if head is not None and label_tensor is None:
         raise InputError("a head is given and no labels; replay accuracy needs both. Give labels, too")
+    say = announcing(watch)
     say("reading the features")
-    stats = scan(source)
+    stats = scan(source, watch=watch)
     loaded_head = None if head is None else read_head(head, torch_device)
     loaded_images = None if trunk is None else ImageInputs(open_features(images), read_trunk(trunk, torch_device))
     options = {"iterations": iterations, "time_budget": time_budget, "seed": seed}

@@ -33,6 +33,7 @@ from krnet.io import ledger
 from krnet.nn import layers
 from krnet.nn.paper_config import NetworkConfig
 from krnet.nn.paper_net import KRNet
+from krnet.progress import Watch, announcing
 from krnet.recorders.base import Job
 from krnet.recorders.fit import batch_size
 from krnet.recorders.paper.groups import GroupTable
@@ -137,11 +138,11 @@ def bench(
     num_samples: int | None = None,
     device: str | None = None,
     targets: tuple[float, ...] = (),
-    say: Callable[[str], None] = lambda text: None,
+    watch: Watch | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
     """Time the steps of a fit and replay; given features, also the fit to each R2 of `targets`."""
-    torch_device = pick_device(device)
+    torch_device, say = pick_device(device), announcing(watch)
     if features is None:
         channels, size = (256, 16) if (preset or "").startswith("imagenet") else (64, 8)
         count = num_samples or (5000 if torch_device.type == "cuda" else 600)

@@ -56,12 +56,13 @@ def speed(
       krnet bench speed features.npy --labels labels.npy --targets 0.95,0.98
     """
     from krnet.bench.speed import bench as measure
+    from krnet.cli.progress import Display
 
     if targets and features is None:
         raise typer.BadParameter("--targets needs FEATURES to reach them on")
     chosen_preset = None if preset == "none" else preset
-    progress = (lambda text: None) if quiet else say
-    result = measure(features, labels, preset=chosen_preset, device=device, targets=targets, say=progress)
+    with Display(quiet) as display:
+        result = measure(features, labels, preset=chosen_preset, device=device, targets=targets, watch=display)
     output.show(result, output.speed_rows(result), as_json)
 
 
@@ -132,7 +133,7 @@ def rate(
             result = rates.bench(
                 features, labels, out=out, head=head, budgets=budgets, recorders=names, iterations=iterations,
                 time_budget=time_budget, seed=seed, device=device, key=key, images=images, trunk=trunk,
-                settings=dict(settings or []), say=display.phase, watch=display.fit,
+                settings=dict(settings or []), watch=display,
             )  # fmt: skip
     except KeyboardInterrupt:
         say(f"stopped; the finished points are in {out}. To go on, give the same command again")

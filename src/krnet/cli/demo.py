@@ -19,7 +19,7 @@ import typer
 
 from krnet.cli import output
 from krnet.cli.options import Json, Quiet
-from krnet.cli.progress import Display, ProgressLine
+from krnet.cli.progress import Display
 
 # A small network and small batches: a run of three minutes on two cores then has enough updates.
 RECORDER: dict[str, Any] = {"group_size": 64, "d0": 96, "c0": 48, "c1": 32, "stride": 2, "batch_size": 200}
@@ -55,7 +55,7 @@ def run(out: Path, display: Display, *, seed: int = 0, short: bool = False) -> d
         # resume=True: an unfinished run goes on, and a finished run with the same settings is returned at once.
         runs[name] = task_loop.learn(
             method, digits, split, out=folder, settings=settings, seed=seed, device="cpu", shared=out / "shared",
-            resume=True, watcher=ProgressLine(display),
+            resume=True, watch=display,
         )  # fmt: skip
     display.phase("drawing")
     picture = out / "demo.png"

@@ -159,7 +159,7 @@ def learn(
     """
     from krnet import data as data_sets
     from krnet import task_loop
-    from krnet.cli.progress import Display, ProgressLine, TensorBoardLog, Watchers
+    from krnet.cli.progress import Display, TensorBoardLog, several
     from krnet.data import protocol
     from krnet.io import ledger
     from krnet.learners import base
@@ -203,8 +203,8 @@ def learn(
         )  # fmt: skip
         name = f"{'-'.join(chosen) if len(chosen) < 4 else 'several'}-{images.name}-{split.num_tasks - 1}"
         folder = out or Path("runs") / f"{name}-{split.order_name}-{seed}".replace("/", "_")
-        watcher = Watchers([ProgressLine(display), TensorBoardLog(folder / "tensorboard")])
-        common: dict[str, Any] = {"seed": seed, "device": device, "resume": resume, "watcher": watcher}
+        watch = several(display, TensorBoardLog(folder / "tensorboard"))
+        common: dict[str, Any] = {"seed": seed, "device": device, "resume": resume, "watch": watch}
         ledger.commit()  # looked up now: the source may change before the run ends
         try:
             if len(chosen) == 1:

@@ -1,10 +1,9 @@
-"""Show progress on stderr: a live bar on a terminal, elsewhere a line every few seconds, nothing when quiet.
+"""Show progress on stderr: a live bar on a terminal or in a notebook, elsewhere a line every few seconds.
 
-with Display() as display:
-    krnet.record(..., watch=display.fit)
+    krnet.record(..., watch=krnet.show_progress)
 
-task loop -> Watchers -> ProgressLine -> Display
-                      -> TensorBoardLog -> DIR/tensorboard
+    with Display(quiet) as display:
+        krnet.learn(..., watch=several(display, TensorBoardLog(DIR / "tensorboard")))
 """
 
 from __future__ import annotations
@@ -12,82 +11,119 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+from rich.progress import BarColumn, SpinnerColumn, TextColumn
+from rich.progress import Progress as RichProgress
 
-if TYPE_CHECKING:  # these modules import torch, which takes seconds
-    from krnet.task_loop import Watcher
-    from krnet.train.loop import Status
+from krnet.progress import Progress, Watch
 
-LINE_EVERY_S = 5.0  # seconds between two lines where there is no terminal
+LINE_EVERY_S = 5.0  # seconds between two lines where there is no bar
+ACCURACY = "accuracy"  # values whose name begins so are shown in percent
 
 
 class Display:
-    """A progress bar on a terminal, lines elsewhere."""
+    """A watcher that draws a bar, or prints lines. The bar appears with the first Progress and goes with `close`."""
 
     def __init__(self, quiet: bool = False):
-        console = Console(stderr=True)
         self._quiet = quiet
-        self._last_line_s = -math.inf
-        self._bar: Progress | None = None
-        if console.is_terminal and not quiet:
-            columns = (
-                SpinnerColumn(),
-                TextColumn("{task.description}"),
-                BarColumn(20),
-                TextColumn("{task.fields[text]}"),
-            )
-            # rich would otherwise send stdout, which holds the results, through the console on stderr.
-            self._bar = Progress(*columns, console=console, transient=True, redirect_stdout=False)
-            self._task = self._bar.add_task("", total=None, text="")
+        self._bar: RichProgress | None = None
+        self._last_line_s: float | None = None  # None: nothing has been shown yet
+        self._last_accuracy = ("", "")  # of the latest task: method, text
 
     def __enter__(self) -> Display:
-        if self._bar:
-            self._bar.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar:
-            self._bar.stop()
+        self.close()
+
+    def __call__(self, progress: Progress) -> None:
+        """Show the state of a long call; every call with `watch` takes a Display."""
+        if progress.unit == "tasks":
+            text = _values_text(progress)
+            self._last_accuracy = (_method(progress), text)
+            self._show(progress.name, None, text, now=True)
+        elif progress.share is None:
+            self._show(progress.name, None, _values_text(progress), now=True)
+        elif progress.unit == "iterations" or progress.share < 1:
+            self._show(progress.name, progress.share, self._text(progress), now=False)
 
     def phase(self, name: str) -> None:
         """Show that a piece of work of unknown length begins."""
-        self._show(name, None, "", now=True)
+        self(Progress(name))
 
-    def count(self, done: int, total: int, name: str) -> None:
-        """Show `done` of `total`."""
-        if done < total:
-            self._show(name, done / total, f"{done:,} of {total:,}", now=False)
+    def close(self) -> None:
+        """Remove the bar."""
+        if self._bar:
+            self._bar.stop()
+        self._bar, self._last_line_s, self._last_accuracy = None, None, ("", "")
 
-    def fit(self, status: Status, r2: float) -> None:
-        """Show the state of a fit; `krnet.record` takes this method as its `watch`."""
-        rate = status.iteration / status.seconds if status.seconds else 0.0
-        text = (
-            f"{100 * status.progress:3.0f} %  {status.iteration:,} it  {rate:.3g} it/s  R2 {r2:.4f}  "
-            f"elapsed {clock(status.seconds)}  left {clock(status.seconds_left)}"
-        )
-        self._show(status.label, status.progress, text, now=False)
-
-    def share(self, name: str, share: float, text: str) -> None:
-        """Show that `share` (0 to 1) of a piece of work is done."""
-        self._show(name, share, text, now=False)
+    def _text(self, progress: Progress) -> str:
+        share, seconds = progress.share or 0.0, progress.seconds
+        rate = f"{progress.done / seconds:.3g}/s" if seconds else ""
+        left = f"elapsed {clock(seconds)}  left {clock(progress.seconds_left)}"
+        method, accuracy = self._last_accuracy
+        last = accuracy if method == _method(progress) else ""
+        done = f"{progress.done:,} {progress.unit}"
+        parts = (f"{100 * share:3.0f} %", done, rate, _values_text(progress), left, last)
+        return "  ".join(part for part in parts if part)
 
     def _show(self, name: str, share: float | None, text: str, now: bool) -> None:
+        if self._quiet:
+            return
+        if self._last_line_s is None:
+            self._last_line_s = -math.inf
+            self._bar = _make_bar()
+            if self._bar:
+                self._bar.add_task("", total=None, text="")
+                self._bar.start()
         if self._bar:
             # total=None makes the bar pulse; a number turns it back into a bar.
+            total = None if share is None else 1.0
             self._bar.update(
-                self._task, description=name, total=None if share is None else 1.0, completed=share or 0.0, text=text
+                self._bar.task_ids[0], description=name, total=total, completed=share or 0.0, text=text
             )
-        elif not self._quiet and (now or time.monotonic() - self._last_line_s >= LINE_EVERY_S):
+        elif now or time.monotonic() - self._last_line_s >= LINE_EVERY_S:
             self._last_line_s = -math.inf if now else time.monotonic()
             print(f"{name}  {text}".rstrip(), file=sys.stderr, flush=True)
+
+
+show_progress = Display()
+
+
+def _make_bar() -> RichProgress | None:
+    """A bar of rich on a terminal, or in a notebook that has ipywidgets; None elsewhere."""
+    console = Console(stderr=True)
+    if console.is_jupyter:
+        if find_spec("ipywidgets") is None:
+            return None
+        console = Console()  # rich draws in a notebook through the console of stdout
+    elif not console.is_terminal:
+        return None
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[text]}"))
+    # rich would otherwise send stdout, which holds the results, through the console on stderr.
+    return RichProgress(*columns, console=console, transient=True, redirect_stdout=False)
+
+
+def _method(progress: Progress) -> str:
+    """The method, of the progress of a run: "kril, task 2 of 10: F2" -> "kril"."""
+    return progress.name.split(",")[0]
+
+
+def _values_text(progress: Progress) -> str:
+    return "  ".join(_value_text(name, value) for name, value in progress.values.items())
+
+
+def _value_text(name: str, value: float) -> str:
+    if name.startswith(ACCURACY):
+        return f"{name} {100 * value:.2f} %"
+    return f"{name} {value:.4f}" if name == "R2" else f"{name} {value:.4g}"
 
 
 def clock(seconds: float) -> str:
@@ -99,72 +135,38 @@ def clock(seconds: float) -> str:
     return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"
 
 
-class ProgressLine:
-    """Show method, task, piece of work, share done, loss, time left, and the accuracy after the last task."""
-
-    def __init__(self, display: Display):
-        self.display, self.name, self.last_accuracy = display, "", ""
-        self.epochs: int | None = None
-
-    def work(self, method: str, task: int, num_tasks: int, name: str, epochs: int | None = None) -> None:
-        if task == 0:
-            self.last_accuracy = ""  # it belongs to the previous method
-        self.name, self.epochs = f"{method}  task {task} of {num_tasks - 1}  {name}", epochs
-        self.display.phase(self.name)
-
-    def status(self, status: Status) -> None:
-        left = f"elapsed {clock(status.seconds)}  left {clock(status.seconds_left)}"
-        done = f"{status.iteration:,} it" if self.epochs is None else f"epoch {status.progress * self.epochs:.1f}"
-        text = f"{100 * status.progress:3.0f} %  {done}  loss {status.loss:.4g}  {left}{self.last_accuracy}"
-        self.display.share(self.name, status.progress, text)
-
-    def accuracy(self, method: str, task: int, rows: Mapping[str, float]) -> None:
-        text = ", ".join(f"{row} {100 * value:.2f} %" for row, value in rows.items())
-        self.last_accuracy = f"  accuracy {text}"
-        self.display.phase(f"{method}  task {task} done: {text}")
-
-
 class TensorBoardLog:
-    """Log every loss and the accuracy after every task for TensorBoard; log nothing if it is not installed."""
+    """A watcher that logs the values of a run for TensorBoard; it logs nothing if TensorBoard is not installed.
+
+    Losses of a piece of work are logged by iteration, accuracies by task.
+    """
 
     def __init__(self, folder: Path):
-        self.folder, self.tag = folder, ""
+        self.folder = folder
         self.writer: Any = None
 
-    def work(self, method: str, task: int, num_tasks: int, name: str, epochs: int | None = None) -> None:
-        self.tag = f"{method}/task {task}/{name}"
+    def __call__(self, progress: Progress) -> None:
         if self.writer is None:  # not in __init__: a run that is refused or already finished writes no logs
             try:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
                 return
             self.writer = SummaryWriter(str(self.folder))  # type: ignore[no-untyped-call]
-
-    def status(self, status: Status) -> None:
-        if self.writer:
-            self.writer.add_scalar(f"loss/{self.tag}", status.loss, status.iteration)
-
-    def accuracy(self, method: str, task: int, rows: Mapping[str, float]) -> None:
-        if self.writer:
-            for row, value in rows.items():
-                self.writer.add_scalar(f"accuracy/{method} {row}", value, task)
+        after_task = progress.unit == "tasks"
+        title = _method(progress) if after_task else progress.name
+        for name, value in progress.values.items():
+            if name == "epoch":
+                continue  # another measure of the iteration
+            self.writer.add_scalar(f"{name}/{title}", value, progress.done)
+        if after_task:
             self.writer.flush()
 
 
-class Watchers:
-    """Pass everything on to several watchers."""
+def several(*watches: Watch) -> Watch:
+    """A watcher that tells several others."""
 
-    def __init__(self, watchers: Sequence[Watcher]):
-        self.watchers = watchers
+    def tell(progress: Progress) -> None:
+        for watch in watches:
+            watch(progress)
 
-    def work(self, method: str, task: int, num_tasks: int, name: str, epochs: int | None = None) -> None:
-        for watcher in self.watchers:
-            watcher.work(method, task, num_tasks, name, epochs)
-
-    def status(self, status: Status) -> None:
-        for watcher in self.watchers:
-            watcher.status(status)
-
-    def accuracy(self, method: str, task: int, rows: Mapping[str, float]) -> None:
-        for watcher in self.watchers:
-            watcher.accuracy(method, task, rows)
+    return tell

@@ -190,10 +190,9 @@ def record(
     old_write_time = _write_time_ns(checkpoint)
     try:
         with Display(quiet) as display:
-            display.phase("reading the features")
             recording = api.record(
                 features, labels, recorder=recorder, preset=preset, resume=resume, out=out, key=key, start=start,
-                images=images, trunk=_read_trunk(trunk, device), watch=display.fit, budget=budget, room=room, **given,
+                images=images, trunk=_read_trunk(trunk, device), watch=display, budget=budget, room=room, **given,
             )  # fmt: skip
     except KeyboardInterrupt:
         if _write_time_ns(checkpoint) not in (None, old_write_time):
@@ -327,7 +326,7 @@ def replay(
             chosen_ids,
             out,
             labels_path=labels_out,
-            watch=lambda done, total: display.count(done, total, "replay"),
+            watch=display,
         )
     written = {
         "path": str(out),

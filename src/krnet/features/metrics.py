@@ -15,6 +15,7 @@ from torch import Tensor
 
 from krnet.features.source import FeatureSource
 from krnet.features.stats import FeatureStats, normalise
+from krnet.progress import Watch, counting
 
 BATCH_BYTES = 8 << 20  # features per batch; decoding needs several times as much memory
 
@@ -32,15 +33,18 @@ def r_squared(mse: float, variance: float) -> float:
     return 1 - mse / variance
 
 
-def fidelity(decode: Callable[[Tensor], Tensor], source: FeatureSource, stats: FeatureStats) -> Fidelity:
+def fidelity(
+    decode: Callable[[Tensor], Tensor], source: FeatureSource, stats: FeatureStats, watch: Watch | None = None
+) -> Fidelity:
     """One pass over all samples; `decode` maps IDs (B,) to features (B, *shape) in the original scale."""
     batch_size = max(1, min(4096, BATCH_BYTES // (source.sample_bytes or 1)))
-    square_sum = 0.0
+    square_sum, tell = 0.0, counting(watch, "comparing replays with the features", len(source))
     for ids in torch.arange(len(source)).split(batch_size):
         replayed = decode(ids)
         real = source.read(ids).to(replayed.device)
         # Replays are not clamped: an error outside the range of the features counts too.
         difference = normalise(replayed, stats.low, stats.high, clamp=False) - normalise(real, stats.low, stats.high)
         square_sum += difference.double().square().sum().item()
+        tell(int(ids[-1]) + 1)
     mse = square_sum / stats.count
     return Fidelity(mse, r_squared(mse, stats.variance))

@@ -14,6 +14,7 @@ import torch
 
 from krnet.errors import FeatureError
 from krnet.features.source import FeatureSource
+from krnet.progress import Watch, counting
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +55,7 @@ class FeatureStats:
         return float(within + self.normalised_mean.var(correction=0))
 
 
-def scan(source: FeatureSource, *, chunk_bytes: int = 64 << 20) -> FeatureStats:
+def scan(source: FeatureSource, *, chunk_bytes: int = 64 << 20, watch: Watch | None = None) -> FeatureStats:
     """Read every sample once, in chunks; `chunk_bytes` bounds the float64 copy of a chunk."""
     num_channels = source.shape[0] if source.shape else 1
     sample_size = math.prod(source.shape)
@@ -65,7 +66,7 @@ def scan(source: FeatureSource, *, chunk_bytes: int = 64 << 20) -> FeatureStats:
     high = -low
     mean = torch.zeros(num_channels, dtype=torch.float64)
     square_sum = torch.zeros_like(mean)
-    num_zeros = 0
+    num_zeros, tell = 0, counting(watch, "reading the features", len(source))
 
     for start in range(0, len(source), rows_per_chunk):
         stop = min(start + rows_per_chunk, len(source))
@@ -88,6 +89,7 @@ def scan(source: FeatureSource, *, chunk_bytes: int = 64 << 20) -> FeatureStats:
         shift = chunk_mean - mean
         mean += shift * (num_new / (num_old + num_new))
         square_sum += chunk_square_sum + shift.square() * (num_old * num_new / (num_old + num_new))
+        tell(stop)
 
     if not (high - low).isfinite().all():
         raise FeatureError(

@@ -30,7 +30,8 @@ from krnet.errors import RecordingError, SettingError
 from krnet.io import archive
 from krnet.nn import backbones, heads
 from krnet.nn.backbones import backbone_name
-from krnet.train.classifier import Descent, ImageBatches, Images, Saving, Schedule, Watch
+from krnet.progress import Watch
+from krnet.train.classifier import Descent, ImageBatches, Images, Saving, Schedule
 
 EVALUATION_BATCH = 500
 
@@ -44,7 +45,7 @@ class Work(Protocol):
     """All that the result depends on: work with equal settings is done once and its result shared. None: not shared."""
 
     def run(self, saving: Saving | None, watch: Watch | None) -> None:
-        """Do the work. `saving`: where to write checkpoints, and whether to resume. `watch` is told the status."""
+        """Do the work. `saving`: where to write checkpoints, and whether to resume. `watch` is told the progress."""
 
     def result(self) -> dict[str, Tensor]:
         """Tensors to save until the end of the task."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -37,8 +37,8 @@ from krnet.features.source import FeatureSource
 from krnet.features.stats import FeatureStats
 from krnet.io.archive import TensorStore as TensorStore
 from krnet.io.header import RESTORE
+from krnet.progress import Watch
 from krnet.train.config import FitConfig
-from krnet.train.loop import Status
 
 # The probe: a few replayed values, stored in the file so that a decoder that computes something else is noticed.
 PROBE_SAMPLES = 8
@@ -97,8 +97,8 @@ class Job:
     """Number of samples that the file will hold once it has grown; the budget is meant for that many."""
     checkpoint: Path | None = None
     resume: bool = False
-    watch: Callable[[Status, float], None] | None = None
-    """Called as watch(status, r2) during the fit; r2 is that of the latest batches."""
+    watch: Watch | None = None
+    """Told the progress of the fit, with the R2 of the latest batches."""
 
     @property
     def num_planned(self) -> int:

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -33,6 +33,7 @@ from krnet.features.samples import Samples
 from krnet.features.stats import denormalise, normalise
 from krnet.nn import layers
 from krnet.nn.muon import Muon
+from krnet.progress import Progress
 from krnet.recorders.base import Content, Job, Recorder, Replayer, Stored
 from krnet.train.config import FitConfig
 from krnet.train.loop import Checkpoint, Outcome, train
@@ -237,6 +238,9 @@ def run_fit(recorder: Recorder, trainee: NetworkFit, settings: Mapping[str, Any]
     def batch_r2(loss: float) -> float:
         return r_squared(loss / values_per_sample, stats.variance)
 
+    def add_r2(progress: Progress) -> Progress:
+        return replace(progress, values={"R2": batch_r2(progress.values["loss"]), **progress.values})
+
     def reached(iteration: int, loss: float) -> bool:
         target = job.fit.target_r2
         if target is None or iteration % TARGET_EVERY or batch_r2(loss) < target:
@@ -260,7 +264,7 @@ def run_fit(recorder: Recorder, trainee: NetworkFit, settings: Mapping[str, Any]
             checkpoint=checkpoint,
             resume=job.resume,
             reached=reached,
-            watch=(lambda status: watch(status, batch_r2(status.loss))) if watch else None,
+            watch=None if watch is None else lambda progress: watch(add_r2(progress)),
         )
     finally:
         trainee.feed.close()

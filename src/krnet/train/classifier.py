@@ -22,9 +22,9 @@ from krnet.data import augment
 from krnet.data.dataset import DataSet
 from krnet.device import Graphed, fast_math
 from krnet.features.sampler import BatchOrder
-from krnet.train.loop import Checkpoint, Status, train
+from krnet.progress import Watch
+from krnet.train.loop import Checkpoint, train
 
-Watch = Callable[[Status], None]
 ITERATIONS_PER_DRAW = 256  # iterations whose crops and flips are drawn together
 
 

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from krnet.errors import NonFiniteLossError, RecordingError, ResumeError
 from krnet.io import archive
+from krnet.progress import Progress, Watch
 
 LOSSES = "loop.losses"  # tensor of a checkpoint: the losses since the last check
 # Iterations between checks of the loss. Reading it waits for the device, so not at every step. Not in seconds: the
@@ -40,22 +41,6 @@ class Trainee(Protocol):
     def state(self) -> dict[str, Tensor]: ...
 
     def load_state(self, state: dict[str, Tensor]) -> None: ...
-
-
-@dataclass(frozen=True)
-class Status:
-    """What `watch` callbacks receive; `progress` runs from 0 to 1."""
-
-    iteration: int
-    progress: float
-    loss: float
-    seconds: float
-    label: str = "fit"
-    """What is being computed, in a few words."""
-
-    @property
-    def seconds_left(self) -> float:
-        return self.seconds * (1 - self.progress) / self.progress if self.progress else math.inf
 
 
 @dataclass(frozen=True)
@@ -136,7 +121,7 @@ def train(
     checkpoint: Checkpoint | None = None,
     resume: bool = False,
     reached: Callable[[int, float], bool] | None = None,
-    watch: Callable[[Status], None] | None = None,
+    watch: Watch | None = None,
 ) -> Outcome:
     """Train until max_iterations or time_budget_s, or until `reached(iteration, mean of the last losses)` is true."""
     assert max_iterations is not None or time_budget_s is not None, "nothing would ever stop this run"
@@ -167,7 +152,7 @@ def train(
                         f"the data"
                     )
                 if watch:
-                    watch(Status(iteration, min(progress, 1.0), loss, seconds))
+                    watch(Progress("fit", min(progress, 1.0), iteration, "iterations", seconds, {"loss": loss}))
                 if reached and reached(iteration, loss):
                     reason = "target"
             if interrupted():  # also after the last step, since the caller still has work to do

@@ -21,8 +21,9 @@ from krnet.data import augment
 from krnet.errors import BudgetError
 from krnet.learners.base import Context
 from krnet.learners.kril.settings import KrilConfig
+from krnet.progress import Watch
 from krnet.recorders.base import get_recorder
-from krnet.train.classifier import Saving, Watch
+from krnet.train.classifier import Saving
 from krnet.train.config import SCHEDULES, FitConfig
 
 
@@ -50,9 +51,8 @@ class RecorderFit:
         options = self.options | {"device": str(self.device), "resume": saving is not None and saving.resume}
         if saving is not None and get_recorder(options["recorder"]).trains:
             options["checkpoint_s"] = saving.every_s
-        watch_status = None if watch is None else (lambda status, r2: watch(status))
         try:
-            api.record(self.features, self.labels, out=self.path, watch=watch_status, **options)
+            api.record(self.features, self.labels, out=self.path, watch=watch, **options)
         except BudgetError as error:
             raise self.too_large(error.needed) from error
 
