@@ -288,12 +288,12 @@ def main() -> None:
             learn_points(plan, points, args.jobs)
         ledgers = args.draw_only or [ledger.default_path()]
         rows = [row for path in dict.fromkeys(ledgers) for row in ledger.read(path)]
-        dots = plot_bytes.gather(plot_bytes.choose_rows(rows, name, order, args.tasks, args.base_classes, args.epochs))
+        rows = plot_bytes.choose_rows(rows, name, order, args.tasks, args.base_classes, args.epochs)
     except (KrnetError, ValueError) as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
     picture = args.picture or args.out / "bytes.png"
-    plot_bytes.draw(picture, dots)
-    plot_bytes.show(dots)
+    plot_bytes.draw(picture, rows)
+    plot_bytes.show(plot_bytes.gather(rows))
     say(f"drawn: {picture}")
 
 

@@ -1,16 +1,17 @@
 """Draw and print the results of learn_bytes.py: last accuracy against stored bytes, from ledger rows.
 
-    ledger rows -> choose_rows (one data set, class order and split) -> gather -> [Dot] -> draw (PNG), show (table)
+    ledger rows -> choose_rows (one data set, class order and split) -> lines_of -> draw (PNG)
+                                                                     -> gather -> [Dot] -> show (table)
 
-A series is a method with a recorder and settings. A dot is a series at one budget: the newest row of each seed,
-averaged over seeds. The text below the figure names class order, seeds and epochs. Settings that differ from a method's
-defaults are part of the name of its series.
+The figure has a line a method and at most six labels; the table has every method, with every setting that was tried.
+The rule for the figure, the same for all methods: rows with the method's default settings count, those with other
+settings are left out. The number of epochs may differ: of rows that store about the same bytes, those with the most
+epochs a task are taken, of these the newest of each seed, and seeds are averaged.
 """
 
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -20,7 +21,6 @@ from krnet.config import format_size
 from krnet.errors import SettingError
 from krnet.io.atomic import atomic_write
 from krnet.learners import base
-from krnet.report.figures import COLOURS
 
 RECIPES = ("learn", "learn-bytes")
 # Recorders of KRIL, and other methods, in the order of the table.
@@ -28,13 +28,31 @@ KINDS = (
     "krnet", "paper", "pca", "quantized", "transform", "pq", "autoencoder", "images", "raw", "lucir", "icarl",
 )  # fmt: skip
 TITLES = {"kril": "KRIL", "lucir": "LUCIR", "icarl": "iCaRL", "finetune": "fine-tuning", "joint": "all images"}
-COLOUR_OF = {"paper": COLOURS[10], **dict(zip([kind for kind in KINDS if kind != "paper"], COLOURS[:10]))}
-GREY = "0.35"  # the other methods
 # Settings that follow from the data, and epochs, which the caption names: a series is named by them only where its
 # method has rows with different values.
 DATA_SETTINGS = frozenset({"backbone", "fixed_layers", "batch_size", "base_epochs", "epochs"})
 SHOWN_ELSEWHERE = frozenset({"recorder", "budget", "tasks", "data", "method"})  # in the series' name, axis or heading
-MIN_SHARE = 0.5  # of the best accuracy; dots below it would squeeze the others together and are listed in the caption
+IRRELEVANT_TO_LAST = frozenset({"only_last"})  # joint learns the last task from scratch, whatever came before
+SAME_SIZE = 0.05  # rows whose bytes differ by a smaller share are one point of a line
+SAME_ACCURACY = 1.0  # percentage points; runs of one seed and setting differ by half of it (rounding on a GPU)
+MAX_LABELS = 6
+# The methods that the figure shows first, by name: label, colour, and the side of a point that the label is on.
+STORY = {
+    "KRIL krnet": ("KRIL with krnet", "#c2410c", "above"),
+    "KRIL paper": ("KRIL as in its paper", "#7c2d12", "above"),
+    "all images": ("all old images kept", "#475569", "below"),
+    "LUCIR": ("LUCIR, keeps old images", "#1d4ed8", "right"),
+    "iCaRL": ("iCaRL, keeps old images", "#0f766e", "right"),
+    "GFR": ("GFR", "#7e22ce", "left"),
+}
+OTHER_COLOURS = ("#be185d", "#65a30d", "#0284c7", "#a16207", "#15803d", "#94a3b8")
+# Side -> offset of the label in points, and its alignment.
+SIDES = {
+    "above": ((8, 9), "right", "bottom"),
+    "below": ((8, -9), "right", "top"),
+    "left": ((-9, 0), "right", "center"),
+    "right": ((9, 0), "left", "center"),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,9 +61,8 @@ class Dot:
 
     series: str
     """Method, recorder, and settings that differ from the defaults."""
-    colour: str
-    dotted: bool
-    """True for a second line of a method: other settings than its defaults, or iCaRL's classifier (cnn)."""
+    kind: str
+    """The recorder of KRIL, or the method."""
     budget: int | None
     rows: tuple[dict[str, Any], ...]
     """The newest row of each seed; failed rows only if all failed."""
@@ -112,14 +129,16 @@ def as_today(row: dict[str, Any]) -> dict[str, Any]:
     Some rows hold the resolved value of a KRIL setting whose default is None; here they hold None again.
     """
     method, settings = row["metrics"]["method"], dict(row["settings"])
-    if method == "kril":  # the row of a failed point holds only the settings that were given
-        settings = {"recorder": "paper" if settings.get("budget") is None else "krnet", **settings}
-        settings.setdefault("recorder_settings", {})
-    settings = base.get_learner(method).config_class.renewed(settings)
+    config_class = base.get_learner(method).config_class
+    if method == "kril":
+        by_default = config_class(budget=settings.get("budget"))
+        if settings.get("new_features") == by_default.new_features:
+            settings["new_features"] = None
+        # The row of a failed point holds only the settings that were given.
+        settings = {"recorder": by_default.recorder, "recorder_settings": {}, **settings}
+    settings = config_class.renewed(settings)
     if settings.get("gamma") == 1e-3 and settings.get("recorder_schedule") == "fast":
         settings["gamma"] = None
-    if settings.get("new_features") == ("flip" if settings.get("budget") is None else "replayed"):
-        settings["new_features"] = None
     return row | {"settings": settings}
 
 
@@ -130,6 +149,11 @@ def title(row: Mapping[str, Any]) -> str:
         k for k, v in base.get_learner(method).presets.items() if v and as_json_values(v).items() <= settings.items()
     ]
     return " ".join([TITLES.get(method, method.upper()), *presets])
+
+
+def name_of(row: Mapping[str, Any]) -> str:
+    """Return the title and, for KRIL, the recorder: KRIL krnet."""
+    return " ".join(filter(None, [title(row), row["settings"].get("recorder")]))
 
 
 def as_json_values(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,21 +197,22 @@ def gather(rows: Sequence[dict[str, Any]]) -> list[Dot]:
         # A setting that the name lacks has its default.
         named = naming[title(row)] & (DATA_SETTINGS & settings.keys() | unusual(row).keys())
         own = [f"{name}={settings[name]}" for name in sorted(named)]
-        series = ", ".join([" ".join(filter(None, [title(row), settings.get("recorder")])), *own])
+        series = ", ".join([name_of(row), *own])
         found.setdefault((series, settings.get("budget")), {})[row["seed"]] = row
     dots = []
     for (series, budget), by_seed in found.items():
         succeeded = tuple(row for _, row in sorted(by_seed.items()) if row["outcome"] == "ok")
         kept = succeeded or tuple(by_seed.values())
         method, predictions = kept[0]["metrics"]["method"], sorted(kept[0]["metrics"].get("rows", {}), reverse=True)
-        colour = COLOUR_OF.get(kept[0]["settings"].get("recorder", method), GREY)
+        kind = kept[0]["settings"].get("recorder", method)
         if method == "icarl" and succeeded:
-            dots += [Dot(f"{series} ({r.upper()})", colour, r != "nme", budget, kept, r) for r in predictions]
+            dots += [Dot(f"{series} ({r.upper()})", kind, budget, kept, r) for r in predictions]
         else:
-            is_dotted = bool(naming[title(kept[0])] & unusual(kept[0]).keys())
-            dots.append(Dot(series, colour, is_dotted, budget, kept, None))
-    places = [*(COLOUR_OF[kind] for kind in KINDS), GREY]
-    return sorted(dots, key=lambda dot: (places.index(dot.colour), dot.series, dot.budget is None, dot.budget or 0))
+            dots.append(Dot(series, kind, budget, kept, None))
+    places = {kind: place for place, kind in enumerate(KINDS)}
+    return sorted(
+        dots, key=lambda dot: (places.get(dot.kind, len(KINDS)), dot.series, dot.budget is None, dot.budget or 0)
+    )
 
 
 def caption(dots: Sequence[Dot]) -> str:
@@ -222,119 +247,120 @@ def say_tasks(sizes: Sequence[int]) -> str:
     return f"{first} + {len(later)} × {later[0]}" if same else " + ".join(map(str, sizes))
 
 
-def by_series(dots: Sequence[Dot]) -> dict[str, list[Dot]]:
-    """Group dots by series; the fewest bytes come first."""
-    found: dict[str, list[Dot]] = {}
-    for dot in sorted(dots, key=lambda dot: dot.bytes):
-        found.setdefault(dot.series, []).append(dot)
-    return found
+@dataclass(frozen=True)
+class Point:
+    """A method at one number of bytes: rows with the same epochs, one of each seed."""
+
+    rows: tuple[dict[str, Any], ...]
+
+    @property
+    def megabytes(self) -> float:
+        return sum(stored_bytes(row) for row in self.rows) / len(self.rows) / 1e6
+
+    @property
+    def lasts(self) -> list[float]:
+        """Accuracy after the last task, in percent, of each seed."""
+        return [100 * row["metrics"]["last"] for row in self.rows]
+
+    @property
+    def last(self) -> float:
+        return sum(self.lasts) / len(self.rows)
 
 
-def say_sizes(dots: Sequence[Dot]) -> str:
-    """Write the bytes of the first and the last dot as 3.072–6.083 MB, or as one number if they are equal."""
-    first, last = (format_size(round(dot.bytes)) for dot in (dots[0], dots[-1]))
-    if first == last:
-        return first
-    return f"{first.split()[0] if first.split()[1] == last.split()[1] else first}–{last}"
+def stored_bytes(row: Mapping[str, Any]) -> int:
+    return int(row["metrics"]["storage_bytes"]["total"])
 
 
-def notes(dots: Sequence[Dot], shown: Sequence[Dot]) -> list[str]:
-    """Return the lines below the figure: the caption, and the dots that are too low to be shown."""
-    hollow = "; hollow: no budget" if any(dot.budget is None and dot.bytes for dot in shown) else ""
-    omitted = [
-        f"{name} {', '.join(f'{dot.last:.1f}' for dot in points)} % ({say_sizes(points)})"
-        for name, points in by_series([dot for dot in dots if dot not in shown]).items()
-    ]
-    parts = [caption(dots) + hollow, *(["below the picture: " + "; ".join(omitted)] if omitted else [])]
-    return [line for part in parts for line in textwrap.wrap(part, 150)]
+def epochs_of(row: Mapping[str, Any]) -> int:
+    return int(row["settings"]["epochs"])
 
 
-def draw(path: Path, dots: Sequence[Dot]) -> None:
-    """Draw last accuracy over log bytes.
+def lines_of(rows: Sequence[dict[str, Any]]) -> dict[str, list[Point]]:
+    """Return the lines of the figure by name, of rows that come oldest first; the fewest bytes of a line come first.
 
-    A line joins the dots of a series. A hollow dot had no budget. A method that stores nothing is a horizontal line.
+    The module's docstring has the rule. Methods that store nothing have no place on a log axis and are left out.
     """
-    from matplotlib.figure import Figure  # here, because it takes half a second to import
+    found: dict[str, list[list[dict[str, Any]]]] = {}
+    usual = [row for row in rows if row["outcome"] == "ok" and not unusual(row).keys() - IRRELEVANT_TO_LAST]
+    newest_first = [row for row in reversed(usual) if stored_bytes(row)]
+    for row in sorted(newest_first, key=epochs_of, reverse=True):  # stable: the newest stay first
+        points = found.setdefault(name_of(row), [])
+        near = next((p for p in points if abs(stored_bytes(p[0]) / stored_bytes(row) - 1) < SAME_SIZE), None)
+        if near is None:
+            points.append([row])
+        elif epochs_of(near[0]) == epochs_of(row) and row["seed"] not in [other["seed"] for other in near]:
+            near.append(row)
+    names = sorted(found, key=lambda name: [*STORY, name].index(name))[:MAX_LABELS]
+    return {name: sorted((Point(tuple(p)) for p in found[name]), key=lambda p: p.megabytes) for name in names}
 
-    dots = [dot for dot in dots if not dot.failed]
-    best = max(dot.last for dot in dots)
-    shown = [dot for dot in dots if dot.last >= best * MIN_SHARE]
-    series, text = by_series(shown), notes(dots, shown)
-    names = {name: f"{name}, {say_sizes(points)}" for name, points in series.items()}
 
-    # In inches. The figure grows with the text beside and below the axes.
-    left, bottom, wide, high = 0.85, 0.75 + 0.15 * len(text), 5.8, 4.3
-    width = max(9.6, left + wide + 0.3 + 0.068 * max(map(len, names.values())))
-    height = bottom + high + 0.55
-    figure = Figure(figsize=(width, height), dpi=130)
-    axes = figure.add_axes((left / width, bottom / height, wide / width, high / height))
-    settings = dots[0].rows[0]["settings"]
-    heading = f"{settings['data']}, {say_tasks(settings['tasks'])} classes"
-    figure.text(left / width, 1 - 0.35 / height, heading, fontsize=14)
-    figure.text(left / width, (bottom - 0.62) / height, "\n".join(text), fontsize=8, color="0.3", va="top")
-    set_scales(axes, shown)
-    for points in series.values():
-        draw_series(axes, points)
-    write_names(axes, [points[-1] for points in series.values()], names)
+def draw(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    figure = make_figure(lines_of(rows))
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as file:
         figure.savefig(file, format="png")
 
 
-def set_scales(axes: Any, shown: Sequence[Dot]) -> None:
-    from matplotlib import ticker
+def make_figure(lines: Mapping[str, Sequence[Point]]) -> Any:
+    """Draw last accuracy over log bytes: a line a method, its label beside it. Bars span the seeds."""
+    from matplotlib import ticker  # here, because it takes half a second to import
+    from matplotlib.figure import Figure
 
-    placed = [dot.bytes for dot in shown if dot.bytes] or [1e6]
-    lowest, highest = min(min(dot.lasts) for dot in shown), max(max(dot.lasts) for dot in shown)
-    margin = 0.06 * max(highest - lowest, 1.0)
-    axes.set_ylim(lowest - margin, highest + margin)
+    figure = Figure(figsize=(8, 4.8), dpi=200, layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)  # inches
+    axes = figure.add_subplot()
     axes.set_xscale("log")
-    axes.set_xlim(min(placed) / 1.3, max(placed) * 1.3)
-    axes.set(xlabel="bytes stored when all is learned, the current classifier aside", ylabel="last accuracy (%)")
-    axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1,) if max(placed) > 50 * min(placed) else (1, 2, 5)))
-    axes.xaxis.set_major_formatter(lambda value, _: format_size(round(value)))
-    axes.xaxis.set_minor_formatter(ticker.NullFormatter())
+    colours = iter(OTHER_COLOURS)
+    for name, points in lines.items():
+        label, colour, side = STORY.get(name) or (name, next(colours), "right")
+        x, y = [point.megabytes for point in points], [point.last for point in points]
+        spread = [[p.last - min(p.lasts) for p in points], [max(p.lasts) - p.last for p in points]]
+        width, is_ours = (3.2, True) if name.startswith("KRIL") else (2, False)
+        axes.errorbar(
+            x, y, yerr=spread if any(map(any, spread)) else None, color=colour, linewidth=width, capsize=3,
+            marker="o" if is_ours else "s", markersize=9 if is_ours else 7,
+        )  # fmt: skip
+        offset, ha, va = SIDES[side]
+        axes.annotate(
+            label, (x[-1], y[-1]), xytext=offset, textcoords="offset points", ha=ha, va=va, color=colour, fontsize=12,
+            fontweight="bold" if is_ours else "normal",
+        )  # fmt: skip
+    message = draw_message(axes, lines)
+    figure.suptitle(message, x=0.015, ha="left", fontsize=15, fontweight="bold")
+    axes.set_title(describe(lines), loc="left", fontsize=11, color="0.35", pad=10)
+    axes.set_xlabel("stored between tasks", fontsize=12)
+    axes.set_ylabel("accuracy at the end (%)", fontsize=12)
+    axes.tick_params(labelsize=11)
+    axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 3)))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g} MB")
+    axes.xaxis.set_minor_locator(ticker.NullLocator())
+    axes.margins(x=0.12, y=0.1)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
+    return figure
 
 
-def draw_series(axes: Any, points: Sequence[Dot]) -> None:
-    first, stored = points[0], [dot for dot in points if dot.bytes]
-    ours = first.series.startswith("KRIL")
-    style = ":" if first.dotted else "-" if ours else "--"
-    axes.plot([d.bytes for d in stored], [d.last for d in stored], style, color=first.colour, linewidth=1.4, alpha=0.8)
-    for dot in points:
-        if not dot.bytes:
-            axes.axhline(dot.last, linestyle=(0, (6, 3)), color=dot.colour, linewidth=1, alpha=0.7)
-            continue
-        spread = [[dot.last - min(dot.lasts)], [max(dot.lasts) - dot.last]] if len(dot.rows) > 1 else None
-        axes.errorbar(
-            [dot.bytes], [dot.last], yerr=spread, color=dot.colour, capsize=2, zorder=5, marker="o" if ours else "s",
-            markersize=5.5, markerfacecolor="white" if dot.budget is None else dot.colour,
-        )  # fmt: skip
+def draw_message(axes: Any, lines: Mapping[str, Sequence[Point]]) -> str:
+    """Return the title. If krnet is as accurate as the paper's network, it says so; an arrow joins both."""
+    ours, paper = lines.get("KRIL krnet"), lines.get("KRIL paper")
+    if ours and paper and paper[0].last - ours[-1].last < SAME_ACCURACY and ours[-1].megabytes < paper[0].megabytes:
+        ends = [(point.megabytes, point.last) for point in (ours[-1], paper[0])]
+        arrow = {"arrowstyle": "-|>,head_width=0.35,head_length=0.7", "color": "0.55", "linewidth": 1.5, "shrinkA": 8}
+        axes.annotate("", *ends, arrowprops=arrow | {"shrinkB": 8, "linestyle": (0, (4, 3))})
+        return f"The same accuracy in {ends[1][0] / ends[0][0]:.0f} times fewer bytes, no old image kept"
+    return "Accuracy after the last task, by the bytes that a method stores"
 
 
-def write_names(axes: Any, ends: Sequence[Dot], names: Mapping[str, str]) -> None:
-    """Write each name at the right of the axes, with a line to the last dot of its series."""
-    ends = sorted(ends, key=lambda dot: -dot.last)
-    for place, dot in zip(spaced([dot.last for dot in ends], *axes.get_ylim()), ends):
-        line = {"arrowstyle": "-", "color": dot.colour, "alpha": 0.35, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 0}
-        axes.annotate(
-            names[dot.series], (dot.bytes or axes.get_xlim()[1], dot.last), xytext=(1.035, place), color=dot.colour,
-            textcoords=("axes fraction", "data"), fontsize=8.5, va="center", annotation_clip=False,
-            arrowprops=line | {"relpos": (0, 0.5)},
-        )  # fmt: skip
-
-
-def spaced(values: Sequence[float], bottom: float, top: float) -> list[float]:
-    """Return heights for names, the highest first: near their values, a step apart, and not below the bottom."""
-    step = min(0.04, 1 / max(1, len(values))) * (top - bottom)
-    places: list[float] = []
-    for value in values:
-        places.append(min(value, places[-1] - step) if places else value)
-    for number, left in enumerate(reversed(range(len(places)))):
-        places[left] = max(places[left], bottom + number * step)
-    return places
+def describe(lines: Mapping[str, Sequence[Point]]) -> str:
+    rows = [row for points in lines.values() for point in points for row in point.rows]
+    if not rows:
+        return "no method has a row with its default settings that stores something"
+    first, *later = rows[0]["settings"]["tasks"]
+    data = rows[0]["settings"]["data"].replace("cifar", "CIFAR-")
+    split = f"{len(later)} tasks of {later[0]}" if len(set(later)) == 1 else f"tasks of {', '.join(map(str, later))}"
+    counts = [len(point.rows) for points in lines.values() for point in points]
+    seeds = "one seed" if max(counts) == 1 else f"mean of {min(counts)} to {max(counts)} seeds"
+    return f"{data} learned class after class: {first} classes, then {split} ({seeds})"
 
 
 def show(dots: Sequence[Dot]) -> None:

@@ -6,7 +6,7 @@ import json
 import multiprocessing
 import os
 import sys
-from itertools import pairwise
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -221,20 +221,73 @@ def test_rows_of_other_data_orders_and_tasks_are_left_out_and_of_two_splits_refu
         plot_bytes.choose_rows(rows, "digits", "gfr1993", 2, None, None)
 
 
-def test_icarl_is_drawn_both_ways_and_references_near_and_far(tmp_path, capsys):
+def test_icarl_is_in_the_table_both_ways(capsys):
     rows = [row("icarl", 0.5 + size / 1e5, budget=size, total=size) for size in (5000, 9000)]
     rows += [row("kril", 0.6, total=10**8), row("finetune", 0.02, total=0), row("lucir", 0.55, total=7000)]
-    dots = plot_bytes.gather(plot_bytes.choose_rows(rows, "digits", "natural", 2, None, None))
-    plot_bytes.draw(tmp_path / "a.png", dots)
-    plot_bytes.show(dots)
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    plot_bytes.show(plot_bytes.gather(plot_bytes.choose_rows(rows, "digits", "natural", 2, None, None)))
     lines = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()[2:]]
     both = ["iCaRL (CNN)"] * 2 + ["iCaRL (NME)"] * 2
     assert [line.strip() for line in lines] == ["KRIL krnet", "LUCIR", *both, "fine-tuning"]
 
 
-def test_names_beside_the_lines_never_overlap_and_stay_inside():
-    for values in ([5.0, 5.0, 5.0], [9.9, 9.9, 0.0], [0.1, 0.0, 0.0, 0.0], []):
-        places = plot_bytes.spaced(values, 0.0, 10.0)
-        assert all(a - b >= 0.4 - 1e-9 for a, b in pairwise(places))
-        assert all(0 <= place <= 10 for place in places)
+def lines_of(rows):
+    """The points of each line of the figure, as stored bytes and last accuracy."""
+    found = plot_bytes.lines_of(plot_bytes.choose_rows(rows, "digits", "natural", 2, None, None))
+    return {name: [(round(1e6 * p.megabytes), round(p.last, 1)) for p in points] for name, points in found.items()}
+
+
+def test_a_line_has_only_default_settings_and_begins_with_the_fewest_bytes():
+    rows = [row("kril", last, budget=total, total=total) for last, total in ((0.7, 9000), (0.5, 4000))]
+    rows += [row("kril", 0.9, budget=5000, total=5000, kr2=False), row("lucir", 0.0, total=9, outcome="Error: no disk")]
+    rows += [row("joint", 0.8, total=10**5, only_last=True), row("finetune", 0.1, total=0)]
+    assert lines_of(rows) == {"KRIL krnet": [(4000, 50.0), (9000, 70.0)], "all images": [(100_000, 80.0)]}
+
+
+def test_of_rows_with_about_the_same_bytes_the_most_epochs_win_then_the_newest_and_seeds_are_averaged():
+    rows = [
+        row("lucir", 0.1, total=9000, date=1, epochs=9),
+        row("lucir", 0.4, total=9020, date=2, epochs=9),
+        row("lucir", 0.6, total=9040, date=1, epochs=9, seed=1),
+        row("lucir", 0.9, total=9000, date=3),
+        row("lucir", 0.9, total=9000, date=3, seed=2),
+        row("lucir", 0.3, total=8000, date=3),
+    ]
+    assert lines_of(rows) == {"LUCIR": [(8000, 30.0), (9030, 50.0)]}
+
+
+def figure_of(rows):
+    chosen = plot_bytes.choose_rows(rows, "digits", "natural", 2, None, None)
+    figure = plot_bytes.make_figure(plot_bytes.lines_of(chosen))
+    return figure, [text.get_text() for text in figure.axes[0].texts if text.get_text()]
+
+
+def test_the_figure_has_at_most_six_labels_and_no_setting_in_them():
+    rows = [row(method, 0.5, total=5000) for method in ("mas", "ewc", "gfr", "icarl", "lucir", "joint")]
+    rows += [row("kril", 0.6, budget=5000, recorder=name, total=5000) for name in ("pca", "krnet", "paper", "pq")]
+    rows += [row("kril", 0.6, budget=5000, total=5000, kr2=False), row("lucir", 0.6, total=9000, epochs=40)]
+    figure, labels = figure_of(rows)
+    assert labels == [label for label, _, _ in plot_bytes.STORY.values()] and len(labels) == 6
+    assert not any("=" in label for label in labels) and figure.axes[0].get_legend() is None
+    assert figure_of([row("mas", 0.5), row("kril", 0.6, budget=5, recorder="pq")])[1] == ["KRIL pq", "MAS"]
+
+
+@pytest.mark.parametrize(("last", "saved"), [(0.599, True), (0.58, False)])
+def test_the_title_names_the_bytes_saved_only_where_the_accuracy_is_the_same(last, saved, tmp_path):
+    rows = [row("kril", 0.6, recorder="paper", total=10**6), row("kril", last, budget=20_000, total=20_000)]
+    figure, labels = figure_of(rows)
+    assert len(labels) == 2 and ("50 times fewer bytes" in figure.get_suptitle()) == saved
+    plot_bytes.draw(tmp_path / "new" / "a.png", plot_bytes.choose_rows(rows, "digits", "natural", 2, None, None))
+    assert (tmp_path / "new" / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_labels_of_the_picture_in_the_docs_stay_inside_it_and_apart():
+    rows = ledger.read(Path(__file__).resolve().parents[2] / "results" / "ledger.jsonl")
+    figure = plot_bytes.make_figure(
+        plot_bytes.lines_of(plot_bytes.choose_rows(rows, "cifar100", "lucir1993", 10, 50, None))
+    )
+    figure.draw_without_rendering()
+    texts = [text for text in [*figure.texts, *figure.axes[0].texts] if text.get_text()]
+    boxes = [text.get_window_extent() for text in texts]
+    assert len(boxes) <= 7  # the title and six labels
+    assert all(figure.bbox.x0 <= b.x0 and b.x1 <= figure.bbox.x1 and b.y1 <= figure.bbox.y1 for b in boxes)
+    assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
