@@ -2,9 +2,10 @@
 
     results/ledger.jsonl (recipe rate) -> the longest fit of each recorder at each budget -> rate.png, a line per point
 
-Of several fits of the same length the newest is drawn. Left out are rows at fixed settings (--measured) and rows of
-experiments: settings that are neither the recorder's defaults nor one of its variants. A given width (c1) of krnet is
-no experiment if a budget would choose the same width today.
+Of several fits of the same length the newest is drawn. A recorder has one line: at each budget the best of its
+variants (pca has one for a classifier), by R2 at the left and by replay accuracy at the right. Left out are rows at
+fixed settings (--measured) and rows of experiments: settings that are neither the recorder's defaults nor one of its
+variants. A given width (c1) of krnet is no experiment if a budget would choose the same width today.
 
     python benchmarks/plot_rate.py -o rate.png
 """
@@ -74,6 +75,16 @@ def share_of_krnet(point, points):
     return np.exp(np.interp(np.log(1 - point["r2"]), error, size, left=np.nan, right=np.nan)) / point["bytes"]
 
 
+def message(points):
+    """Return the title: what the picture shows, if it does."""
+    r2 = {}
+    for point in points:
+        r2.setdefault(point["budget"], {}).setdefault(point["recorder"], []).append(point["r2"])
+    if all(max(found, key=lambda name: max(found[name])) == "krnet" for found in r2.values()):
+        return f"krnet keeps the most of {NUM_SAMPLES:,} feature maps at every file size"
+    return f"{NUM_SAMPLES:,} feature maps, kept by each recorder"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ledger", type=Path, default=Path("results/ledger.jsonl"), help="rows to read (%(default)s)")
@@ -87,7 +98,7 @@ def main():
     assert len(real) == 1, f"rows of {len(real)} sets of features: real accuracies {real}"
     result = {"num_samples": NUM_SAMPLES, "shape": [*SHAPE], "head": "F2", "real_accuracy": real.pop()}
     result |= {"points": chosen}
-    draw_rate(args.out, result)
+    draw_rate(args.out, result, title=message(chosen), best_settings=True)
     for point in chosen:
         name, accuracy = series_name(point["recorder"], point["given"]), 100 * point["replay_accuracy"]
         share = f"krnet: {share_of_krnet(point, chosen):.2f} of the bytes".replace("nan", "   ?")

@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import warnings
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ from krnet.nn.loaded import read_head
 from krnet.recorders import base
 from krnet.recorders.raw import RawRecorder
 from krnet.report.figures import draw_rate as draw
-from krnet.report.figures import series_of
+from krnet.report.figures import rate_figure, series_of, spaced
 from learning_tools import settings_for, small_digits, small_tasks
 from maps import relu_maps
 
@@ -152,6 +153,28 @@ def test_a_picture_of_few_points_holds_them_and_the_real_features(shares, tmp_pa
     result = {"points": points, "head": "head.pt", "real_accuracy": 0.9983, "num_samples": 10, "shape": [3]}
     draw(tmp_path / "a.png", result)
     assert not recwarn.list and (tmp_path / "a.png").stat().st_size
+
+
+def test_a_recorder_with_its_best_settings_is_one_line_with_one_label_in_each_panel():
+    def point(recorder, r2, accuracy, budget=9000, **given):
+        found = {"recorder": recorder, "given": given, "budget": budget, "bytes": budget - 1}
+        return found | {"r2": r2, "replay_accuracy": accuracy}
+
+    points = [point("pca", 0.5, 0.9), point("pca", 0.0, 0.99, centroid=-0.5), point("pca", 0.9, 0.9, budget=20_000)]
+    points += [point("pq", 0.5, 0.9)]
+    result = {"points": points, "head": "head.pt", "real_accuracy": 0.9983, "num_samples": 10, "shape": [3]}
+    for axes, first in zip(rate_figure(result, best_settings=True).axes, (0.5, 0.99), strict=True):
+        assert sorted({text.get_text() for text in axes.texts} - {"real features"}) == ["pca", "pq"]
+        assert len([line for line in axes.lines if line.get_marker() == "o"]) == 2
+        assert axes.lines[0].get_ydata() == pytest.approx([-math.log10(1 - share) for share in (first, 0.9)])
+    labels = [text.get_text() for text in rate_figure(result).axes[0].texts]
+    assert sorted(labels) == ["pca", "pca:centroid=-0.5", "pq"]  # settings that were asked for are lines of their own
+
+
+def test_names_beside_lines_are_a_gap_apart_and_none_is_below_the_bottom():
+    for values in ([5.0, 5.0, 5.0], [9.9, 9.9, 0.0], [0.1, 0.0, 0.0, 0.0], []):
+        places = spaced(values, 0.4, 0.0)
+        assert all(a - b >= 0.4 - 1e-9 for a, b in pairwise(places)) and all(0 <= place <= 10 for place in places)
 
 
 def test_all_recorders_that_need_features_alone_are_tried_unasked(monkeypatch):

@@ -7,7 +7,7 @@ runs of `krnet demo` -> draw_demo -> accuracy after each task, and against the b
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ COLOURS = (
     "#7c2d12",
 )  # fmt: skip
 MIN_ERROR = 1e-4  # shares above 1 - MIN_ERROR are drawn at this height
-LABEL_GAP = 0.045  # between two names, as a share of the axis
+LABEL_GAP = 0.044  # between two names, as a share of the axis
+NAME_ROOM = 0.4  # left of the points, as a share of their width
 
 
 def series_of(result: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -36,54 +37,108 @@ def nines(share: float) -> float:
     return -math.log10(max(1 - share, MIN_ERROR))
 
 
-def draw_rate(path: Path, result: Mapping[str, Any]) -> None:
-    """Draw R2 against log bytes and, if there was a head, replay accuracy against log bytes."""
-    ticker, Figure = require("matplotlib.ticker", "plot"), require("matplotlib.figure", "plot").Figure
+def best_of_each_recorder(points: Sequence[Mapping[str, Any]], measure: str) -> dict[str, list[Mapping[str, Any]]]:
+    """Group the points by recorder; of its settings, keep those that are the best by the measure at each budget."""
+    best: dict[tuple[str, int], Mapping[str, Any]] = {}
+    for point in points:
+        key = point["recorder"], point["budget"]
+        best[key] = max(best.get(key, point), point, key=lambda point: point[measure])
+    lines: dict[str, list[Mapping[str, Any]]] = {}
+    for point in sorted(best.values(), key=lambda point: point["bytes"]):
+        lines.setdefault(point["recorder"], []).append(point)
+    return lines
 
-    panels = [("r2", "R²", 1.0)] + ([("replay_accuracy", "replay accuracy (%)", 100.0)] if result["head"] else [])
-    figure = Figure(figsize=(5.8 * len(panels), 4.8), dpi=130, layout="constrained")
-    figure.suptitle(f"{result['num_samples']:,} features of {'×'.join(map(str, result['shape'])) or 1}", fontsize=13)
-    for axes, (key, label, scale) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
-        line_ends = []
-        recorders = list(dict.fromkeys(point["recorder"] for point in result["points"]))
-        for name, points in series_of(result).items():
-            colour = COLOURS[recorders.index(points[0]["recorder"]) % len(COLOURS)]
-            style = "--" if points[0]["given"] else "-"
-            x, y = [p["bytes"] / 1e6 for p in points], [nines(p[key]) for p in points]
-            axes.plot(x, y, style, marker="o", markersize=4, color=colour, linewidth=1.6)
-            line_ends.append((y[-1], x[-1], name, colour))
-        if key == "replay_accuracy":
-            axes.axhline(nines(result["real_accuracy"]), linestyle="--", color="0.4", linewidth=1.2)
-            axes.annotate(
-                "real features", (0.01, nines(result["real_accuracy"])), xycoords=("axes fraction", "data"),
-                xytext=(0, 3), textcoords="offset points", color="0.4", fontsize=8,
-            )  # fmt: skip
-        axes.set_xscale("log")
-        axes.set(xlabel="file (MB of 10⁶ bytes)", ylabel=label)
-        axes.set_yticks([nines(share) for share in TICK_SHARES], [f"{scale * share:g}" for share in TICK_SHARES])
-        axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.xaxis.set_minor_formatter(ticker.NullFormatter())
-        axes.grid(alpha=0.25, which="both")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.margins(x=0.05, y=0.08)
-        heights = [nines(share) for share in (0.5, 0.9, *(point[key] for point in result["points"]))]
-        heights += [nines(result["real_accuracy"])] if key == "replay_accuracy" else []
-        axes.set_ylim(min(heights) - 0.1, max(heights) + 0.15)  # matplotlib would include all ticks
-        low, high = axes.get_ylim()
-        left, right = axes.get_xlim()
-        axes.set_xlim(left / 1.1, right * 2.2)  # room for the names, and for markers if there is only one budget
-        # Lines that end at about the same bytes form a column; their names are placed from top to bottom.
-        lowest_name: dict[int, float] = {}
-        for y_end, x_end, name, colour in sorted(line_ends, reverse=True):
-            column = round(2 * math.log2(x_end))
-            lowest_name[column] = min(lowest_name.get(column, math.inf) - LABEL_GAP * (high - low), y_end)
-            axes.annotate(
-                name, (x_end, y_end), xytext=(x_end * 1.08, lowest_name[column]), textcoords="data", color=colour,
-                fontsize=8.5, va="center", bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
-            )  # fmt: skip
+
+def draw_rate(path: Path, result: Mapping[str, Any], title: str | None = None, best_settings: bool = False) -> None:
+    """Draw R2 against log bytes and, if there was a head, replay accuracy against log bytes.
+
+    A line is a recorder with given settings or, with best_settings, a recorder with its best settings at each budget.
+    """
+    figure = rate_figure(result, title, best_settings)
     with atomic_write(path) as file:
         figure.savefig(file, format="png")
+
+
+def rate_figure(result: Mapping[str, Any], title: str | None = None, best_settings: bool = False) -> Any:
+    Figure = require("matplotlib.figure", "plot").Figure
+
+    panels = [("r2", "R² of replayed features", 1.0)]
+    panels += [("replay_accuracy", "replay accuracy (%)", 100.0)] if result["head"] else []
+    figure = Figure(figsize=(5.6 * len(panels), 5), dpi=150, layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1)  # inches
+    title = title or f"{result['num_samples']:,} features of {'×'.join(map(str, result['shape'])) or 1}"
+    figure.suptitle(title, fontsize=15, fontweight="bold")
+    recorders = list(dict.fromkeys(point["recorder"] for point in result["points"]))
+    for axes, (measure, label, scale) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
+        lines: Mapping[str, Sequence[Mapping[str, Any]]] = series_of(result)
+        if best_settings:
+            lines = best_of_each_recorder(result["points"], measure)
+        line_starts = []
+        for name, points in lines.items():
+            place = recorders.index(points[0]["recorder"])
+            colour, style = COLOURS[place % len(COLOURS)], "--" if points[0]["given"] and not best_settings else "-"
+            x, y = [p["bytes"] / 1e6 for p in points], [nines(p[measure]) for p in points]
+            axes.plot(x, y, style, marker="o", markersize=5, color=colour, linewidth=2.8 if place == 0 else 1.8)
+            line_starts.append((y[0], x[0], name, colour))
+        real = [result["real_accuracy"]] if measure == "replay_accuracy" else []
+        axes.set_yticks([nines(share) for share in TICK_SHARES], [f"{scale * share:g}" for share in TICK_SHARES])
+        set_rate_scales(axes, [nines(share) for share in (0.5, 0.9, *real, *(p[measure] for p in result["points"]))])
+        axes.set_xlabel("file size (MB)", fontsize=12)
+        axes.set_ylabel(label, fontsize=12)
+        for share in real:
+            axes.axhline(nines(share), linestyle="--", color="0.4", linewidth=1.2)
+            axes.annotate(
+                "real features", (0.01, nines(share)), xycoords=("axes fraction", "data"), xytext=(0, 3),
+                textcoords="offset points", color="0.4", fontsize=11,
+            )  # fmt: skip
+        write_names(axes, line_starts)
+    return figure
+
+
+def set_rate_scales(axes: Any, heights: Sequence[float]) -> None:
+    """Set limits that hold the heights, with room for names at the left; matplotlib's would hold all ticks."""
+    ticker = require("matplotlib.ticker", "plot")
+
+    axes.set_xscale("log")
+    axes.margins(x=0.05)
+    left, right = axes.get_xlim()
+    # In decades. Names take a third of the axis; a lone budget gets room for its marker, too.
+    span = max(math.log10(right / left), 0.5)
+    axes.set_xlim(left / 10 ** (NAME_ROOM * span), right)
+    axes.set_ylim(min(heights) - 0.1, max(heights) + 0.18)
+    axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_minor_locator(ticker.NullLocator())
+    axes.tick_params(labelsize=11)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def write_names(axes: Any, line_starts: Sequence[tuple[float, float, str, str]]) -> None:
+    """Write the names of lines left of their first points, given as (y, x, name, colour), where lines are far apart."""
+    low, high = axes.get_ylim()
+    # Lines that start at about the same bytes form a column, in which names must not overlap.
+    columns: dict[int, list[tuple[float, float, str, str]]] = {}
+    for start in sorted(line_starts, reverse=True):
+        columns.setdefault(round(2 * math.log2(start[1])), []).append(start)
+    for column in columns.values():
+        gap = LABEL_GAP * (high - low)
+        heights = spaced([y for y, *_ in column], gap, low + gap)
+        for height, (_, x, name, colour) in zip(heights, column):
+            axes.annotate(
+                name, (x, height), xytext=(-8, 0), textcoords="offset points", color=colour, fontsize=11.5, ha="right",
+                va="center", annotation_clip=False,
+            )  # fmt: skip
+
+
+def spaced(values: Sequence[float], gap: float, bottom: float) -> list[float]:
+    """Move values, the highest first, down until they are a gap apart, then up until none is below the bottom."""
+    places: list[float] = []
+    for value in values:
+        places.append(min([value, *(place - gap for place in places[-1:])]))
+    for number, place in enumerate(reversed(range(len(places)))):
+        places[place] = max(places[place], bottom + number * gap)
+    return places
 
 
 def draw_demo(path: Path, runs: Mapping[str, Mapping[str, Any]]) -> None:
