@@ -379,7 +379,7 @@ def test_recording_leaves_the_file_alone_and_nothing_beside_it(tmp_path):
         ({"seed": -1}, SettingError, "seed is -1"),
         ({"batch_size": 0}, SettingError, "batch_size is 0"),
         ({"schedule": "slow"}, SettingError, "schedule is 'slow'; expected one of fast, paper"),
-        ({"recorder": "jpeg"}, SettingError, "recorder is 'jpeg'; expected one of .*krnet"),
+        ({"recorder": "jpeg"}, SettingError, "unknown recorder 'jpeg'; known recorders: .*krnet"),
         ({"device": "tpu"}, SettingError, "device 'tpu'"),
         ({"device": "mps"}, SettingError, "device 'mps' is not supported"),
         ({"device": 1.5}, SettingError, "device 1.5"),

@@ -12,7 +12,7 @@ import tempfile
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
-from math import inf
+from math import inf, prod
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,8 @@ def record(
     preset     size of a network of the paper: cifar100, imagenet, ...
     budget     size of the file in bytes, at most, as 12_000_000 or "12MB" (MB = 10^6); the recording is the best that
                fits. Without budget and target_r2, krnet takes one bit per value, a 32nd of float32, and 6 kB
-    room       number of samples that the file will hold after it has grown (see start); the budget is for all of them
+    room       number of samples that the file will hold after it has grown (see start); the budget, given or
+               default, is for all of them
     target_r2  R2 to reach with the smallest file. A few whole fits search for it, each with `iterations` or
                `time_budget`; recorder paper fits once instead, and stops when it reaches the R2
     out        file to write; by default a temporary file that lives as long as the Recording
@@ -100,11 +101,11 @@ def record(
     """
     earlier = open(start) if isinstance(start, str | os.PathLike) else start
     chosen = get_recorder(recorder or default_recorder(preset, earlier))
-    check_inputs(chosen, {"preset": preset, "head": head, "start": earlier, "images": images, "trunk": trunk})
     stops = {"iterations": iterations, "target_r2": target_r2, "time_budget": time_budget}
     fit_settings = {name: value for name, value in settings.items() if name in FIT_NAMES}
     fit_settings |= {name: value for name, value in stops.items() if value is not None}
     check_names(chosen, [*settings, *fit_settings])
+    check_inputs(chosen, {"preset": preset, "head": head, "start": earlier, "images": images, "trunk": trunk})
     preset_fit = chosen.preset_fit(preset) if fit_settings.get("schedule") == "paper" else {}
     budget_bytes = None if budget is None else parse_size(budget)
     recorder_settings = {name: value for name, value in settings.items() if name not in FIT_NAMES}
@@ -117,7 +118,8 @@ def record(
                 f"budget and target_r2 are given, and recorder {chosen.name} takes one of them: the best file of a "
                 f"size, or the smallest that is good enough. Leave one out"
             )
-    _check_growing(chosen, room, budget_bytes)
+    if room is not None:
+        check_int("room", room, 1)
     keeper, path = _destination(out)
     inputs = [item for item in (features, labels, images) if isinstance(item, str | os.PathLike)]
     refuse_overwriting([path], inputs)
@@ -128,12 +130,18 @@ def record(
             f"room is {room}, fewer than the {len(source)} samples there are; expected as many as the file is to hold "
             f"when it has grown. Raise room, or leave it out"
         )
+    target_bytes = budget_bytes
+    if target_bytes is None and earlier is None and search_r2 is None:  # what grows keeps its step, and needs none
+        num_planned = max(len(source), room or 0)
+        target_bytes = chosen.default_budget(num_planned * prod(source.shape), recorder_settings)
+    _check_growing(chosen, room, target_bytes)
     torch_device = pick_device(fit.device)
     if resume and path.exists():
         # Only features from a file must be equal to the bit: those in memory may come from a GPU, which may have
         # rounded them differently in an earlier run.
         digest = scan(source, watch=watch).digest if isinstance(features, str | os.PathLike) else None
-        check_finished(path, samples, chosen, recorder_settings, digest, None if over_budget else budget_bytes)
+        compared, limit = (None, None) if over_budget else (target_bytes, budget_bytes)
+        check_finished(path, samples, chosen, recorder_settings, digest, compared, limit)
         return open(path, torch_device, trunk=trunk)
     job = Job(
         source=source,
@@ -156,11 +164,10 @@ def record(
         tensors, metadata = _smallest_reaching(job, chosen, search_r2)
         metadata["fit"]["target_r2"] = search_r2
     else:
-        # A recording that grows keeps its step, and needs no default budget.
-        default_bytes = None if earlier is not None else chosen.default_budget(job.stats.count, recorder_settings)
-        target_bytes = default_bytes if budget_bytes is None else budget_bytes
         if target_bytes is not None:
             job = replace(job, settings={**chosen.for_budget(job, target_bytes), **job.settings})
+        if budget_bytes is not None and not over_budget:
+            _check_least_size(path, chosen, job, budget_bytes)
         tensors, metadata = file_contents(job, chosen, chosen.fit(job))
         if target_bytes is not None:
             metadata["fit"]["budget"] = target_bytes
@@ -171,14 +178,12 @@ def record(
     return Recording(archive.open_archive(path), job.device, keep=keeper, trunk=trunk)
 
 
-def _check_growing(recorder: Recorder, room: int | None, limit: int | None) -> None:
-    if room is None:
-        return
-    check_int("room", room, 1)
-    if limit is None or not recorder.grows:
+def _check_growing(recorder: Recorder, room: int | None, budget: int | None) -> None:
+    """Refuse `room` where no recording grows, or where there is no budget, neither a given one nor a default."""
+    if room is not None and (budget is None or not recorder.grows):
         raise InputError(
             f"room is {room}, which says what a budget is for where a recording is to grow; "
-            + (f"recorder {recorder.name} does not" if limit is not None else "there is no budget")
+            + (f"recorder {recorder.name} does not" if not recorder.grows else "there is no budget")
             + ". Leave room out"
         )
 
@@ -216,13 +221,26 @@ def _rename(watch: Watch, name: str) -> Watch:
     return lambda progress: watch(replace(progress, name=name) if progress.unit == "iterations" else progress)
 
 
+def _check_least_size(path: Path, recorder: Recorder, job: Job, budget: int) -> None:
+    """Refuse a budget that no file with these settings can meet, before the fit."""
+    least = recorder.least_bytes(len(job.source), job.source.shape, job.settings)
+    if least > budget:
+        error = BudgetError(
+            f"{path}: would take more than {least} bytes with recorder {recorder.name} "
+            f"({_settings_text(job.settings)}), whatever the features are; the budget is {budget}. Nothing was fitted "
+            f"or written. Raise the budget, leave out settings of your own, or take another recorder"
+        )
+        error.needed = least
+        raise error
+
+
 def _check_size(path: Path, recorder: Recorder, metadata: Mapping[str, Any], found: int, budget: int) -> None:
     if found > budget:
-        settings = ", ".join(f"{name} {value}" for name, value in metadata["settings"].items())
         grown = metadata["fit"]["start"] is not None
         error = BudgetError(
-            f"{path}: takes {found} bytes with recorder {recorder.name} ({settings}), the smallest it found for "
-            f"these features and settings; the budget is {budget}. Nothing was written. Raise the budget to {found} "
+            f"{path}: takes {found} bytes with recorder {recorder.name} ({_settings_text(metadata['settings'])}), the "
+            f"smallest it found for these features and settings; the budget is {budget}. Nothing was written. Raise "
+            f"the budget to {found} "
             + (
                 "bytes, or record all samples anew; a file that is to grow keeps to a budget if the first recording is "
                 "made with room (--room) for as many samples as it will hold"
@@ -232,6 +250,10 @@ def _check_size(path: Path, recorder: Recorder, metadata: Mapping[str, Any], fou
         )
         error.needed = found
         raise error
+
+
+def _settings_text(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
 def open(

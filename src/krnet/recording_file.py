@@ -36,8 +36,14 @@ def check_finished(
     settings: Mapping[str, Any],
     digest: str | None,
     budget: int | None,
+    max_bytes: int | None,
 ) -> None:
-    """Refuse a finished file of other samples or settings; `digest` is that of the features, None to ignore them."""
+    """Refuse a finished file of other samples or settings.
+
+    digest     that of the features; None to ignore them
+    budget     the budget, given or default, that the file must have been made for; None to ignore it
+    max_bytes  the largest size the file may have; None for any. A default budget is an aim, and no limit
+    """
     recording = Recording(archive.open_archive(path), torch.device("cpu"))
     info = recording.info()
     found = {"recorder": info["recorder"], "samples": len(recording), "shape": recording.shape}
@@ -57,10 +63,10 @@ def check_finished(
                 f"{path}: a finished recording, {name} {found[name]}; this one is to have {name} {value}. "
                 f"Choose another output, or record without resume to replace it"
             )
-    if budget is not None and recording.nbytes > budget:
+    if max_bytes is not None and recording.nbytes > max_bytes:
         raise ResumeError(
-            f"{path}: a finished recording of {recording.nbytes} bytes; the budget is {budget}. Choose another output, "
-            f"or record without resume to replace it"
+            f"{path}: a finished recording of {recording.nbytes} bytes; the budget is {max_bytes}. Choose another "
+            f"output, or record without resume to replace it"
         )
 
 

@@ -318,13 +318,17 @@ def test_a_recorder_that_fails_leaves_its_error_and_the_others_go_on(maps, tmp_p
     assert [point["recorder"] for point in found["points"]] == ["quantized"]
     assert json.loads((tmp_path / "r" / "rate.json").read_text()) == found
     assert (tmp_path / "r" / "rate.png").read_bytes()[:8] == PNG_START
+    arguments = ["bench", "rate", str(tmp_path / "f.npy"), "-o", str(tmp_path / "s"), "--budgets", "20kB"]
+    ran = CliRunner().invoke(app, [*arguments, "--recorders", "broken", "--device", "cpu"])
+    assert ran.exit_code == 1 and f"written to {tmp_path / 's' / 'rate.json'}\n" in ran.stderr
+    assert not (tmp_path / "s" / "rate.png").exists(), "no point to draw"
 
 
 def test_what_makes_no_sense_is_refused_before_anything_is_written(maps, head_path, tmp_path):
     features, labels = maps
     out = tmp_path / "r"
     for error, why, options in (
-        (SettingError, "recorder is 'zip'", {"recorders": ["zip"]}),
+        (SettingError, "unknown recorder 'zip'", {"recorders": ["zip"]}),
         (SettingError, "did you mean 'components'", {"recorders": ["pca:component=3"]}),
         (SettingError, "not a setting", {"recorders": ["pca:3"]}),
         (SettingError, "budget is 'x'", {"budgets": ["x"]}),

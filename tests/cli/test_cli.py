@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from krnet.cli import output as tables
 from krnet.cli import progress
 from krnet.config import describe
 from krnet.io import archive
+from krnet.learners.base import learner_names
 from krnet.progress import Progress
 from krnet.recorders.base import get_recorder, recorder_names
 from krnet.train.config import FitConfig
@@ -250,6 +252,23 @@ def test_help_describes_the_options_of_a_fit_in_the_words_of_its_config() -> Non
     shown = " ".join(run("record", "--help").stdout.split())
     for name in ("iterations", "target_r2", "time_budget", "schedule", "seed", "device"):
         assert describe(FitConfig)[name] in shown, name
+
+
+def names_in(text: str, before: str, after: str) -> set[str]:
+    """The names of a list such as `a, b and c` between two pieces of a text."""
+    listed = " ".join(text.split()).split(before)[1].split(after)[0]
+    return set(re.split(r", (?:or |and )?| or | and | ", listed))
+
+
+def test_help_and_docstring_name_every_recorder_and_every_method() -> None:
+    """These lists are written by hand: the registries import torch, for which help does not wait."""
+    growing = {name for name in recorder_names() if get_recorder(name).grows}
+    shown = run("record", "--help").stdout
+    assert names_in(shown, "Way to store the features: ", ".") == set(recorder_names())
+    assert names_in(shown, "holds the first samples of FEATURES; ", " keep their") == growing
+    assert names_in(str(krnet.record.__doc__), "Recorders that grow (", ")") == growing
+    words = run("learn", "--help").stdout.split(", or all;")[0].split()
+    assert set(words[-len(learner_names()) :]) == set(learner_names())
 
 
 @pytest.mark.parametrize("name", recorder_names())

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import krnet
-from krnet.errors import BudgetError, InputError, SettingError
+from krnet.errors import BudgetError, InputError, ResumeError, SettingError
+from krnet.recorders.base import get_recorder
 from maps import relu_maps
 from watchers import of_fits, raise_at
 
@@ -52,6 +53,29 @@ def test_new_samples_are_kept_about_as_well_as_old_ones(features, grown):
 def test_a_budget_with_room_is_kept_when_the_file_has_grown_and_mostly_used(grown):
     sizes = [path.stat().st_size for path in grown]
     assert sizes[0] < sizes[1] < sizes[2] <= BUDGET and sizes[2] > 0.85 * BUDGET
+
+
+def test_room_without_a_budget_is_for_the_default_budget_of_so_many_samples(features, tmp_path):
+    record(features[:FIRST], tmp_path / "a.krn", room=ROOM, iterations=20)
+    assert krnet.open(tmp_path / "a.krn").info()["fit"]["budget"] == get_recorder("krnet").default_budget(
+        features.numel(), {}
+    )
+    with pytest.raises(InputError, match="there is no budget"):  # the step decides the size
+        record(features[:FIRST], tmp_path / "b.krn", room=ROOM, step=0.5)
+    with pytest.raises(InputError, match="recorder paper does not"):
+        record(features[:FIRST], tmp_path / "b.krn", room=ROOM, recorder="paper", budget=BUDGET)
+
+
+def test_resume_refuses_a_finished_file_of_another_budget_than_the_default(features, grown, tmp_path):
+    path, some = tmp_path / "a.krn", features[:FIRST]
+    made = record(some, path, iterations=2)
+    assert record(some, path, resume=True).fingerprint == made.fingerprint
+    with pytest.raises(ResumeError, match=f"budget {made.info()['fit']['budget']}; this one is to have budget"):
+        record(some, path, room=ROOM, resume=True)
+    record(some, path, budget=BUDGET, iterations=2)
+    with pytest.raises(ResumeError, match=f"budget {BUDGET}; this one is to have budget"):
+        record(some, path, resume=True)
+    assert len(record(features, grown[2], start=grown[1], resume=True)) == ROOM  # what grows has no default budget
 
 
 def test_without_a_budget_new_samples_take_what_they_take(features, grown, tmp_path):

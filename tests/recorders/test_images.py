@@ -431,7 +431,7 @@ def test_a_trunk_for_a_recording_that_needs_none_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        ({"images": None}, "needs the images: give images="), ({"trunk": None}, "trunk is missing"),
+        ({"images": None}, "needs images and trunk; images is missing"), ({"trunk": None}, "trunk is missing"),
         ({"trunk": "x.pt"}, "trunk is of type str"), ({"trunk": make_trunk(seed=1)}, "makes other features"),
         ({"mean": (0.0,)}, "makes other features"), ({"images": make_images().flip(0)}, "makes other features"),
         ({"images": make_images()[:59]}, "59 images; expected one of each of the 60"),

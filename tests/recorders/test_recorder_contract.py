@@ -359,6 +359,33 @@ def test_a_budget_is_kept_with_every_byte_of_the_file_counted(recorder, tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["x.krn"] and path.stat().st_size > 500
 
 
+@every_kind
+def test_the_smallest_size_known_before_a_fit_is_never_above_that_of_the_file(files, kind, monkeypatch):
+    """For the settings of a file, for those that the caller gave, and for those of a fit under a budget."""
+    recorder, shape = get_recorder(KINDS[kind].recorder), inputs(kind)["features"].shape[1:]
+    own = {name: value for name, value in KINDS[kind].settings.items() if name in recorder.setting_names}
+    of_file = reopen(kind, files(kind)).settings
+    for settings in ({}, own, {name: of_file[name] for name in recorder.setting_names & of_file.keys()}):
+        assert 0 <= recorder.least_bytes(NUM, shape, settings) <= files(kind).stat().st_size
+    jobs, fit = [], type(recorder).fit
+    monkeypatch.setattr(type(recorder), "fit", lambda self, job: jobs.append(job) or fit(self, job))
+    made = record(kind, budget=KINDS[kind].budget, over_budget=True)
+    assert 0 <= recorder.least_bytes(NUM, shape, jobs[-1].settings) <= made.nbytes
+
+
+@pytest.mark.parametrize("kind", ["raw", "raw half", "autoencoder", "paper"])
+def test_a_budget_below_tensors_of_known_size_is_refused_before_the_fit(kind, files, tmp_path, monkeypatch):
+    floats = {"paper": {"bits": None}, "autoencoder": {"code_bits": 32, "weight_bits": 32}}.get(kind, {})
+    given = {**floats, "budget": int(0.4 * files(kind).stat().st_size), "out": tmp_path / "x.krn"}
+    smallest = record(kind, over_budget=True, **given).nbytes
+    given["out"].unlink()
+    monkeypatch.setattr(type(get_recorder(KINDS[kind].recorder)), "fit", lambda *given: pytest.fail("fitted"))
+    why = f"would take more than .*the budget is {given['budget']}. Nothing was fitted or written"
+    with pytest.raises(BudgetError, match=why) as caught:
+        record(kind, **given)
+    assert 0.7 * smallest < caught.value.needed <= smallest and list(tmp_path.iterdir()) == []
+
+
 # ------------------------------------------------------------------ growth
 
 
@@ -404,6 +431,20 @@ def test_features_that_a_recording_cannot_grow_by_are_refused(files, kind, tmp_p
 
 
 # ------------------------------------------------------------------ what makes no sense
+
+
+@recorders(lambda recorder: bool(recorder.required))
+def test_a_missing_input_is_named(recorder, tmp_path):
+    for name in sorted(get_recorder(recorder).required):
+        with pytest.raises(InputError, match=f"recorder {recorder} needs .*{name}.*; {name} is missing. .*--{name}"):
+            record(kind_of(recorder), out=tmp_path / "x.krn", **{name: None})
+    assert list(tmp_path.iterdir()) == []
+
+
+@recorders()
+def test_an_unknown_recorder_is_refused_with_the_nearest_name(recorder):
+    with pytest.raises(SettingError, match=f"unknown recorder '{recorder}x'; did you mean '{recorder}'"):
+        krnet.record(torch.rand(5, 3), recorder=recorder + "x")
 
 
 @recorders()

@@ -294,15 +294,15 @@ def bench(
 def _check_inputs(all_series: Sequence[Series], given: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     """Refuse a missing input, and an input or setting that no recorder uses, before anything is fitted."""
     chosen = [base.get_recorder(series.recorder) for series in all_series]
-    required = frozenset[str]().union(*(recorder.required for recorder in chosen))
     for name, value in given.items():
-        if (value is not None) != (name in required):
+        users = [recorder for recorder in chosen if name in recorder.required]
+        if value is None and users:
+            raise base.missing_input(users[0], name)
+        if value is not None and not users:
+            takers = [other for other in base.recorder_names() if name in base.get_recorder(other).required]
             raise InputError(
-                f"recorder images needs images and the trunk that makes features of them; {name} is missing. Give "
-                f"images= and trunk= (--images, --trunk)"
-                if name in required
-                else f"{name} is given, and none of {', '.join(series.name for series in all_series)} needs it. Leave "
-                f"it out, or add images to the recorders"
+                f"{name} is given, and none of {', '.join(series.name for series in all_series)} needs it. Leave it "
+                f"out, or add {' or '.join(takers)} to the recorders"
             )
     known = frozenset[str]().union(*(recorder.setting_names for recorder in chosen))
     for name in settings:

@@ -145,7 +145,8 @@ def rate(
     else:
         output.show_rate(result)
         if not quiet:
-            say(f"written to {out / rates.RATE_FILE} and {out / rates.PICTURE_FILE}")
+            written = [rates.RATE_FILE, *([rates.PICTURE_FILE] if result["points"] else [])]
+            say(f"written to {' and '.join(str(out / name) for name in written)}")
     for failed in result["errors"]:
         say(f"error: {failed['recorder']} at {failed['budget']} bytes: {failed['error']}")
     if result["errors"]:

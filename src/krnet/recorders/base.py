@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from krnet.config import check_choice, unknown_setting
+from krnet.config import unknown_setting
 from krnet.errors import (
     InputError,
     MissingTensorError,
@@ -151,6 +151,11 @@ class Stored:
             return math.prod(self.shape) * self.dtype.itemsize
         return self.most_bytes
 
+    @property
+    def is_fixed(self) -> bool:
+        """Every file has the tensor, and in this size."""
+        return self.shape is not None and self.dtype is not None and not self.optional
+
 
 class Replayer(ABC):
     """Reads samples from a recording."""
@@ -205,6 +210,13 @@ class Recorder(ABC):
         """Settings of FitConfig that a preset brings along with schedule paper."""
         return {}
 
+    def with_derived(self, settings: Mapping[str, Any], shape: tuple[int, ...], num_samples: int) -> dict[str, Any]:
+        """`settings` with the derived ones that follow from the shape and the number of samples.
+
+        Where labels decide one of them, its value is that of the smallest file.
+        """
+        return dict(settings)
+
     @abstractmethod
     def fit(self, job: Job) -> Content: ...
 
@@ -239,8 +251,22 @@ class Recorder(ABC):
         return None
 
     def least_bytes(self, num_samples: int, shape: Sequence[int], settings: Mapping[str, Any]) -> int:
-        """A lower bound of the file's size that needs no features; 0 if none is known."""
-        return 0
+        """A lower bound of the file's size that needs no features; 0 if none is known.
+
+        By default, the sum of all tensors of fixed size, if all settings are given: a missing one may still be chosen
+        for a budget.
+        """
+        known = self.with_derived(settings, tuple(shape), num_samples)
+        if any(f.name not in known for f in fields(self.config_class)):
+            return 0
+        stored = self.stored(shape, num_samples, known)
+        return tensor_bytes({name: tensor for name, tensor in stored.items() if tensor.is_fixed})
+
+    def storage_table(
+        self, shape: tuple[int, ...], class_counts: list[int], preset: str | None, settings: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        """What `krnet plan` shows of this recorder if no budget is given; None: the sum of its tensors."""
+        return None
 
 
 # ------------------------------------------------------------------ bytes
@@ -291,14 +317,28 @@ def bound_opening(stored: Mapping[str, Stored], num_file_bytes: int) -> None:
 
 
 def check_inputs(recorder: Recorder, given: Mapping[str, object]) -> None:
-    """Refuse inputs that a recorder does not take."""
+    """Refuse inputs that a recorder does not take, and the lack of one that it requires.
+
+    given: each input that the caller's function takes, None where it is left out.
+    """
     for name, value in given.items():
+        if value is None and name in recorder.required:
+            raise missing_input(recorder, name)
         if value is not None and name not in recorder.inputs:
             takers = [other for other in recorder_names() if name in _REGISTRY[other].inputs]
             raise InputError(
                 f"{name} is given, and recorder {recorder.name} has no use for it; leave {name} out, or take recorder "
                 f"{' or '.join(takers)}"
             )
+
+
+def missing_input(recorder: Recorder, name: str) -> InputError:
+    """The error for an input that a recorder requires and that is not given."""
+    needed = [other for other in INPUTS if other in recorder.required]
+    return InputError(
+        f"recorder {recorder.name} needs {' and '.join(needed)}; {name} is missing. Give "
+        f"{' and '.join(f'{other}=' for other in needed)} ({', '.join(f'--{other}' for other in needed)})"
+    )
 
 
 def check_names(recorder: Recorder, given: Iterable[str]) -> None:
@@ -335,8 +375,9 @@ def register(cls: type[Recorder]) -> type[Recorder]:
 
 
 def get_recorder(name: str) -> Recorder:
-    """The recorder with the name that a caller gives."""
-    check_choice("recorder", name, sorted(_REGISTRY))
+    """The recorder with the name that a caller gives; an unknown one raises an error with the nearest known name."""
+    if not isinstance(name, str) or name not in _REGISTRY:
+        raise unknown_setting(str(name), _REGISTRY, "recorder")
     return _REGISTRY[name]
 
 

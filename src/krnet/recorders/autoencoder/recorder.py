@@ -27,7 +27,7 @@ from krnet.errors import InputError, NotARecordingError, OversizedRecordingError
 from krnet.features.samples import Samples
 from krnet.io.archive import TensorStore
 from krnet.io.header import RESTORE
-from krnet.nn.paper_config import GEOMETRY, PAPER_FITS, PRESET_SHAPES, DecoderConfig
+from krnet.nn.paper_config import DecoderConfig
 from krnet.nn.paper_net import Decoder
 from krnet.nn.sizing import map_shape, preset_config, sizes_for
 from krnet.recorders.autoencoder import budget as budgets
@@ -41,9 +41,10 @@ from krnet.recorders.autoencoder.network import (
     stored_tensors,
     unpack,
 )
-from krnet.recorders.base import Content, Job, Recorder, Stored, register
+from krnet.recorders.base import Content, Job, Stored, register
 from krnet.recorders.fit import NetworkFit, NetworkReplayer, run_fit
 from krnet.recorders.maps import normalised
+from krnet.recorders.presets import PresetRecorder
 from krnet.train.loop import Outcome
 
 PAPER_CODE_WIDTH = 1024
@@ -117,18 +118,10 @@ def read_codes(
 
 
 @register
-class AutoencoderRecorder(Recorder):
+class AutoencoderRecorder(PresetRecorder):
     name = "autoencoder"
     config_class = AutoencoderConfig
-    derived = GEOMETRY
     inputs = frozenset({"preset", "head"})
-    trains = True
-
-    def preset_for(self, shape: tuple[int, ...]) -> str | None:
-        return PRESET_SHAPES.get(shape)
-
-    def preset_fit(self, preset: str | None) -> Mapping[str, Any]:
-        return PAPER_FITS.get(preset or "", {})
 
     def config(self, job: Job) -> AutoencoderConfig:
         shape = job.source.shape

@@ -190,7 +190,7 @@ def likely_bytes(job: Job, target_r2: float) -> tuple[float, float]:
         return max(1, int((std > MIN_AXIS_STD_STEPS * step).sum()))
 
     def reaches_target(step: float) -> bool:
-        quantisation = num_axes(step) * step**2 / 12 * (1 + num_values / len(job.source))
+        quantisation = num_axes(step) * step**2 / 12 * (1 + num_values / job.num_planned)
         return quantisation + float(std[num_axes(step) :].square().sum()) <= max_pca_error
 
     step, _ = bisect_step(reaches_target, num_values)

@@ -149,11 +149,6 @@ def common_prefix(contents: Sequence[bytes]) -> bytes:
 
 def open_images(images: Any) -> FeatureSource:
     """The images as a source; refused unless they are uint8 with 1 or 3 channels."""
-    if images is None:
-        raise InputError(
-            "recorder images needs the images: give images=, or --images on the command line, uint8 (N, C, H, W) or "
-            "(N, H, W, C)"
-        )
     found = open_features(images)
     if found.dtype != torch.uint8 or len(found.shape) != 3:
         raise InputError(

@@ -98,8 +98,8 @@ class Network:
 def check_trunk(trunk: Any) -> nn.Module:
     if not isinstance(trunk, nn.Module):
         raise InputError(
-            f"trunk is {'missing' if trunk is None else f'of type {type(trunk).__name__}'}; recorder images needs the "
-            f"module that made the features from the images: give trunk=MODULE, or --trunk on the command line"
+            f"trunk is of type {type(trunk).__name__}; recorder images needs the module that made the features from "
+            f"the images: give trunk=MODULE, or --trunk on the command line"
         )
     return trunk
 

@@ -27,16 +27,18 @@ from krnet.device import exact_math
 from krnet.errors import InputError, NotARecordingError, OversizedRecordingError, SettingError
 from krnet.features.samples import Samples
 from krnet.io.archive import TensorStore
-from krnet.nn.paper_config import GEOMETRY, PAPER_FITS, PRESET_SHAPES, NetworkConfig
+from krnet.nn.paper_config import NetworkConfig
 from krnet.nn.paper_net import KRNet
 from krnet.nn.sizing import map_shape, preset_config, sizes_for
 from krnet.recorders.axes import principal_axes
-from krnet.recorders.base import Content, Job, Recorder, Stored, file_bytes, register
+from krnet.recorders.base import Content, Job, Stored, file_bytes, register
 from krnet.recorders.basis import stored_edges
 from krnet.recorders.fit import NET, NetworkFit, NetworkReplayer, run_fit, stored_packed, stored_weights
 from krnet.recorders.maps import coordinates
-from krnet.recorders.paper.groups import GroupTable
+from krnet.recorders.paper.groups import GroupTable, num_groups
+from krnet.recorders.paper.plan import storage_table
 from krnet.recorders.paper.warm_start import carry_over, earlier_config
+from krnet.recorders.presets import PresetRecorder
 from krnet.train.loop import Outcome
 
 BUDGET_WEIGHT_BITS = 4.0  # bits of a weight when a budget is given
@@ -108,21 +110,19 @@ class ByID(nn.Module):
 
 
 @register
-class PaperRecorder(Recorder):
+class PaperRecorder(PresetRecorder):
     name = "paper"
     header_name = "krnet"
     config_class = NetworkConfig
-    derived = GEOMETRY
     inputs = frozenset({"preset", "head", "start"})
-    trains = True
     stops_at_target = True
     starts_warm = True
 
-    def preset_for(self, shape: tuple[int, ...]) -> str | None:
-        return PRESET_SHAPES.get(shape)
-
-    def preset_fit(self, preset: str | None) -> Mapping[str, Any]:
-        return PAPER_FITS.get(preset or "", {})
+    def with_derived(self, settings: Mapping[str, Any], shape: tuple[int, ...], num_samples: int) -> dict[str, Any]:
+        """With as few groups as hold the samples; classes may need more."""
+        group_size = settings.get("group_size")
+        groups = {} if group_size is None else {"groups": [0] * num_groups([num_samples], group_size)}
+        return {**super().with_derived(settings, shape, num_samples), **groups}
 
     def config(self, job: Job) -> NetworkConfig:
         if job.start is not None:
@@ -172,6 +172,17 @@ class PaperRecorder(Recorder):
         plan = rounding(net, config)
         weights = stored_packed(NET, net, plan) if plan else stored_weights(NET, net)
         return {**stored_edges((config.channels,)), **weights}
+
+    def storage_table(
+        self, shape: tuple[int, ...], class_counts: list[int], preset: str | None, settings: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        if preset is not None:
+            config = preset_config(shape, preset, **settings)
+        else:
+            config = sizes_for(shape, class_counts, **settings)
+        groups = [0] * num_groups(class_counts, config.group_size)
+        stored = self.stored(shape, sum(class_counts), {**asdict(config), "groups": groups})
+        return storage_table(shape, class_counts, preset, config, stored)
 
     def replay(
         self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device
