@@ -205,6 +205,12 @@ def test_a_preset_has_its_name_and_settings_that_only_became_implicit_are_the_sa
     assert {series for series, _ in found} == {"KRIL krnet"}
 
 
+def test_a_failed_row_without_a_recorder_is_of_the_default_one():
+    for settings, recorder in (({}, "paper"), ({"budget": 9}, "krnet"), ({"recorder_settings": {"lr": 0.1}}, "paper")):
+        failed = {"metrics": {"method": "kril"}, "settings": settings}
+        assert plot_bytes.as_today(failed)["settings"]["recorder"] == recorder
+
+
 def test_what_new_features_are_by_default_is_not_named():
     kinds = (None, "flip"), (5, "replayed"), (9, "flip")
     found = dots_of([row("kril", 0.6, budget=size, new_features=kind) for size, kind in kinds])

@@ -279,7 +279,7 @@ REFUSED = {
     "a setting out of range": ("finetune --set lr=-1", "lr is -1; expected at least 0"),
     "a word for a number": ("finetune --epochs 1 --set drops=early", "drops is 'early'"),
     "no epochs": ("finetune --epochs 0", "epochs is 0; expected at least 1"),
-    "an unknown recorder": ("kril --recorder tape", "unknown recorder 'tape'; known recorders: autoencoder, "),
+    "an unknown recorder": ("kril --recorder tape", "unknown recorder 'tape'; did you mean 'paper'?"),
     "a setting the recorder has not": ("kril --set recorder_settings=d00=8", "did you mean 'd0'?"),
     "a recorder's setting without value": (
         "kril --set recorder_settings=d0",

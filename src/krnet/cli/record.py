@@ -114,8 +114,8 @@ def record(
         int | None,
         typer.Option(
             metavar="SAMPLES",
-            help="Number of samples that the file will hold after later calls with --start; the budget is for all of "
-            "them.",
+            help="Number of samples that the file will hold after later calls with --start; the budget, also the "
+            "default one, is for all of them.",
             show_default="the samples of FEATURES",
         ),
     ] = None,
