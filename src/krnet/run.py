@@ -156,8 +156,9 @@ class Run(dict[str, Any]):
         """The classifier after the last task, in evaluation mode: images (N, C, H, W) -> logits (N, classes).
 
         Column k is that of label k of the data set. Images of uint8 are normalised as in training; images of floats
-        are taken as normalised. The module is a copy: training it does not change what `predict` answers. `predict`
-        asks the method, which for icarl is not this classifier but the nearest mean of exemplars.
+        are taken as normalised. The module is on the run's device. It is a copy: training or moving it does not change
+        what `predict` answers. `predict` asks the method, which for icarl is not this classifier but the nearest mean
+        of exemplars.
         """
         learner = self._learner
         columns = learner.context.split.position * learner.outputs_per_class
@@ -166,6 +167,8 @@ class Run(dict[str, Any]):
 
     def predict(self, images: Any) -> Tensor:
         """The class of each image, (N,) int64: labels as the data set numbers them, from 0.
+
+        The answer is that of the method's main row, as in `run["accuracy"]`.
 
         images  uint8 (N, C, H, W) or (N, H, W, C), grey ones also (N, H, W); of the size that was learned
         """
