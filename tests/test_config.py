@@ -7,8 +7,15 @@ from dataclasses import dataclass, fields
 import pytest
 
 from krnet import task_loop as learning
-from krnet.cli.options import default_text, explain_settings, same_settings
-from krnet.config import check_shares, describe, from_dict, unknown_setting
+from krnet.config import (
+    check_shares,
+    default_text,
+    describe,
+    explain_settings,
+    from_dict,
+    same_settings,
+    unknown_setting,
+)
 from krnet.errors import SettingError
 from krnet.learners import base
 from krnet.nn.paper_config import NetworkConfig

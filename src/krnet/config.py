@@ -3,6 +3,7 @@
     check_choice, check_int, ...           refuse a value, and say what was expected
     from_dict                              plain values -> a config dataclass
     describe                               a config dataclass -> field name -> the docstring under the field
+    explain_settings                       a config dataclass -> name, description and default of each field, as text
     parse_size("6.5MB")                    -> 6_500_000; MB are 10^6 bytes, MiB 2^20
     parse_shape("256,14,14")               -> (256, 14, 14)
     parse_counts("500x2,3")                -> [500, 500, 3]
@@ -21,8 +22,8 @@ import inspect
 import math
 import re
 import textwrap
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, fields
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import MISSING, Field, fields
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -95,6 +96,30 @@ def describe(cls: type) -> dict[str, str]:
             assert isinstance(field.target, ast.Name) and isinstance(docstring.value, ast.Constant)
             docstrings[field.target.id] = " ".join(str(docstring.value.value).split())
     return docstrings
+
+
+def explain_settings(config: type, *, without: Collection[str] = ()) -> str:
+    """List name, description and default of each setting of a config."""
+    lines = []
+    for field in fields(config):
+        if field.name in without:
+            continue
+        default = default_text(field)
+        text = f"{describe(config)[field.name]} [default: {default}]"
+        lines += textwrap.wrap(text, 100, initial_indent=f"  {field.name:<20}", subsequent_indent=" " * 22)
+    return "\n".join(lines)
+
+
+def default_text(field: Field[Any]) -> str:
+    if field.default is not MISSING:
+        return str(field.default)
+    return "none" if field.default_factory is not MISSING else "found for the features"
+
+
+def same_settings(config: type, other: type) -> set[str]:
+    """Return the settings that both configs have with the same default."""
+    defaults = {field.name: field.default for field in fields(other)}
+    return {f.name for f in fields(config) if f.name in defaults and defaults[f.name] == f.default}
 
 
 def unknown_setting(name: str, known: Iterable[str], what: str = "setting") -> SettingError:

@@ -2,7 +2,7 @@
 
     KrnetError
       InputError            the caller's data or settings are refused (also a ValueError)
-        FeatureError  LabelError  SettingError  BudgetError  ResumeError  BusyFolderError
+        FeatureError  LabelError  SettingError  BudgetError  ResumeError  RunError  BusyFolderError
         DataError           images that cannot be learned from
           UnsafePickleError
       FitError              recording started, but could not continue
@@ -50,6 +50,10 @@ class BudgetError(InputError):
 
 class ResumeError(InputError):
     """A checkpoint, or a finished file, belongs to other features or settings."""
+
+
+class RunError(InputError):
+    """A folder holds no finished run, or not all that its network is rebuilt from."""
 
 
 class BusyFolderError(InputError):

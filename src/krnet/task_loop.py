@@ -24,21 +24,23 @@ from typing import Any
 import torch
 
 from krnet.config import check_int
+from krnet.data import protocol, registry
 from krnet.data.dataset import DataSet
 from krnet.data.protocol import TaskSplit
+from krnet.data.spec import DataSpec
 from krnet.device import exact_math, pick_device
 from krnet.errors import RecordingError, ResumeError, SettingError
 from krnet.io import archive, ledger
 from krnet.io.atomic import AnyPath, make_folder, read_json, write_json
 from krnet.io.header import RESTORE
 from krnet.io.lock import working_in
+from krnet.io.temporary import TemporaryFolder
 from krnet.learners import base
 from krnet.learners.scores import scores, storage
 from krnet.learners.settings import settings_of
 from krnet.progress import Progress, Watch, closing_watch
+from krnet.run import DATA_KEY, RUN_FILE, SETTINGS_FILE, STATE_FILE, Run, Setup
 from krnet.train.classifier import Saving
-
-STATE_FILE, RUN_FILE, SETTINGS_FILE = "state.krn", "run.json", "settings.json"
 
 
 @dataclass
@@ -64,10 +66,10 @@ class Results:
 @closing_watch
 def learn(
     method: str,
-    data: DataSet,
-    split: TaskSplit,
+    data: DataSet | str,
+    split: TaskSplit | None = None,
     *,
-    out: AnyPath,
+    out: AnyPath | None = None,
     settings: Mapping[str, Any] | None = None,
     preset: str | None = None,
     seed: int = 0,
@@ -76,13 +78,17 @@ def learn(
     shared: AnyPath | None = None,
     watch: Watch | None = None,
     checkpoint_s: float = 60.0,
-) -> dict[str, Any]:
-    """Learn all tasks. Writes DIR/run.json and returns its contents; DIR/state.krn holds the final network.
+) -> Run:
+    """Learn classes task after task. Returns the Run: the contents of DIR/run.json as a dict, and the final network.
 
+    method  name of a learner: kril, finetune, joint, ...; `krnet.list_learners()` has them all
+    data    a data set, or the name of one for `krnet.data.load`
+    split   the classes of each task; by default half of all classes, then ten tasks (fewer, if there are not enough
+            classes), in order lucir1993
     settings  override the method's defaults and the defaults for this image size
     preset  name of a set of settings to start from; the method must have it (kril: paper, gfr: own)
-    out     folder DIR of this run. If it holds a run, `resume` continues or returns it; without `resume` it is an
-            error. Only one process may work in it
+    out     folder DIR of this run; by default a temporary folder that lives as long as the Run. If DIR holds a run,
+            `resume` continues or returns it; without `resume` it is an error. Only one process may work in it
     shared  folder for base tasks: methods with the same base task train it once
     watch   called with a Progress every few steps and after each task; `krnet.show_progress` draws a bar
     checkpoint_s  seconds between checkpoints inside a task
@@ -90,13 +96,32 @@ def learn(
     `seconds` and `task_seconds` in run.json say how long the run would take without interruption and without shared
     files. Time before a kill counts as far as a checkpoint or file recorded it; so does a base task that another
     method trained.
+
+    >>> import krnet
+    >>> run = krnet.learn("finetune", "digits", settings={"base_epochs": 1, "epochs": 1})
+    >>> run["tasks"], len(run.accuracy)
+    ([5, 1, 1, 1, 1, 1], 6)
+    >>> run.predict(krnet.data.load("digits").test.images).shape
+    torch.Size([355])
     """
+    base.get_learner(method)  # refuses an unknown name before any data are loaded
+    if isinstance(data, str):
+        data = registry.load(data)
+    if split is None:
+        split = protocol.split(protocol.DEFAULT_ORDER, num_classes=data.num_classes)
     plan = _make_plan(method, data, split, settings_of([method], settings or {}, data, preset)[method], seed, device)
+    keeper: TemporaryFolder | None = None
+    if out is None:
+        if resume:
+            raise SettingError("resume is given without out; give the folder of the run to go on with")
+        keeper = TemporaryFolder()
+        out = keeper.path
     folder = Path(out)
+    setup = Setup(data=DataSpec.of(data), config=plan.config, device=plan.device, keeper=keeper)
     with working_in(folder):
         finished_run = _read_finished_run(folder, resume, plan)
         if finished_run is not None:
-            return finished_run
+            return Run(finished_run, folder, setup)
         with torch.random.fork_rng(devices=[]), exact_math():
             torch.manual_seed(seed)
             context = base.Context(data, split, plan.device, seed, folder)
@@ -109,7 +134,7 @@ def learn(
         result = _summarize(learner, results, data)
         write_json(folder / RUN_FILE, result)
         learner.finish()
-        return result
+        return Run(result, folder, setup)
 
 
 @dataclass(frozen=True)
@@ -206,7 +231,8 @@ def _run_task(
             correct_by_task.append(None)
     results.task_seconds.append(time.perf_counter() - started + earlier_s)
     results.storage.append(learner.storage_bytes())
-    archive.write(folder / STATE_FILE, learner.state(), {"kind": "learner", **results.to_json()})
+    metadata = {"kind": "learner", **results.to_json(), DATA_KEY: DataSpec.of(context.data).to_json()}
+    archive.write(folder / STATE_FILE, learner.state(), metadata)
     for path in files:
         path.unlink(missing_ok=True)
 
@@ -356,7 +382,7 @@ def learn_all(
     preset: str | None = None,
     shared: AnyPath | None = None,
     **options: Any,
-) -> list[dict[str, Any]]:
+) -> list[Run]:
     """Learn with several methods, each in its own folder under `out`. Methods with the same base task train it once."""
     settings_by_method = settings_of(methods, settings or {}, data, preset)
     folder, cpu = Path(out), torch.device("cpu")

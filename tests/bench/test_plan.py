@@ -36,7 +36,7 @@ def printed(num_bytes: int) -> str:
 def test_storage_table_of_the_paper_comes_out_to_the_printed_digit(
     num_classes: int, num_samples: int, features: str, autoencoder: str, krnet: str
 ) -> None:
-    found = plan(IMAGENET, even_counts(num_samples, num_classes), "imagenet-published")
+    found = plan(IMAGENET, class_counts=even_counts(num_samples, num_classes), preset="imagenet-published")
     assert (found["num_samples"], found["num_classes"]) == (num_samples, num_classes)
     assert found["num_groups"] == 3 * num_classes
     assert printed(found["feature_bytes"]) == features
@@ -48,21 +48,21 @@ def test_storage_table_of_the_paper_comes_out_to_the_printed_digit(
 def test_compression_ratios_of_the_paper_come_out_when_cut_as_it_cuts_them(
     num_classes: int, num_samples: int, ratio: int
 ) -> None:
-    found = plan(IMAGENET, even_counts(num_samples, num_classes), "imagenet-published")
+    found = plan(IMAGENET, class_counts=even_counts(num_samples, num_classes), preset="imagenet-published")
     assert int(found["compression_ratio"]) == ratio
     assert found["compression_ratio_bytes"] == found["feature_bytes"] / found["krnet_bytes"]
     assert found["compression_ratio"] == pytest.approx(found["compression_ratio_bytes"] * 1000 / 1024)
 
 
 def test_published_network_sizes_come_out() -> None:
-    found = plan(IMAGENET, [1300], "imagenet-published")
+    found = plan(IMAGENET, class_counts=[1300], preset="imagenet-published")
     assert f"{found['autoencoder_network_bytes'] / 2**20:.1f}" == "325.8"
     # Printed: 327.9. No count of layers gives it; biases in the FC layers would give 328.0.
     assert f"{found['krnet_network_bytes'] / 2**20:.1f}" == "327.8"
 
 
 def test_full_imagenet_classes_take_three_groups_and_small_ones_two() -> None:
-    assert plan(IMAGENET, [1300, 1025, 1024, 732], "imagenet")["num_groups"] == 3 + 3 + 2 + 2
+    assert plan(IMAGENET, class_counts=[1300, 1025, 1024, 732], preset="imagenet")["num_groups"] == 3 + 3 + 2 + 2
 
 
 @pytest.mark.parametrize("preset", [None, "cifar100"])
@@ -70,7 +70,7 @@ def test_plan_counts_the_weights_that_a_recording_stores(preset: str | None) -> 
     labels = [0] * 20 + [1] * 10
     small = {"recorder": "paper", "c0": 4, "d0": 16, "group_size": 8}
     recording = krnet.record(torch.rand(30, 4, 4, 4), labels, preset=preset, iterations=1, device="cpu", **small)
-    found = plan((4, 4, 4), [20, 10], preset, **small)
+    found = plan((4, 4, 4), class_counts=[20, 10], preset=preset, **small)
     kept = open_archive(recording.path)
     num_weights = sum(math.prod(kept.spec(name)[1]) for name in kept.names if name.startswith("net."))
     assert found["krnet_bytes"] == 4 * num_weights and found["recorder"] == recording.recorder == "paper"
@@ -83,7 +83,7 @@ def test_without_preset_the_plan_is_the_file_that_record_would_write() -> None:
     features, labels = relu_maps(600, (8, 6, 6))
     counts = labels.bincount().tolist()
     for budget, file_bytes in ((None, 6_000 + features.numel() // 8), ("30kB", 30_000)):
-        found = plan((8, 6, 6), counts, budget=budget)
+        found = plan((8, 6, 6), class_counts=counts, budget=budget)
         recording = krnet.record(features, labels, budget=budget, iterations=3, device="cpu")
         assert found["recorder"] == recording.recorder == "krnet"
         assert 0.85 * file_bytes < recording.nbytes <= found["file_bytes"] == file_bytes
@@ -93,22 +93,29 @@ def test_without_preset_the_plan_is_the_file_that_record_would_write() -> None:
 
 
 def test_few_bits_and_codes_of_samples_count_in_the_plan():
-    whole, few = (plan((16, 8, 8), [500] * 4, recorder="paper", **more)["krnet_bytes"] for more in ({}, {"bits": 4.0}))
+    whole, few = (
+        plan((16, 8, 8), class_counts=[500] * 4, recorder="paper", **more)["krnet_bytes"]
+        for more in ({}, {"bits": 4.0})
+    )
     assert few < whole / 5
-    coded = plan((16, 8, 8), [500] * 4, recorder="paper", code=8)
+    coded = plan((16, 8, 8), class_counts=[500] * 4, recorder="paper", code=8)
     assert coded["krnet_bytes"] >= whole + 4 * 8 * 2000 and coded["krnet_code_bytes"] >= 4 * 8 * 2000
 
 
 def test_vectors_can_be_planned() -> None:
     for recorder in ("krnet", "paper"):
-        assert plan((512,), [1000], recorder=recorder)["feature_bytes"] == 1000 * 512 * 4
-    assert plan((512,), [1000], recorder="paper")["settings"]["vector"]
+        assert plan((512,), 1000, recorder=recorder)["feature_bytes"] == 1000 * 512 * 4
+    assert plan((512,), 1000, recorder="paper")["settings"]["vector"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"class_counts": []}, "class_counts is empty"),
+        ({"class_counts": None}, "give either num_samples or class_counts"),
+        ({"num_samples": 5}, "give either num_samples or class_counts"),
+        ({"class_counts": None, "num_samples": 0}, "num_samples is 0"),
+        ({"class_counts": [2.5]}, "class_counts is 2.5; expected a whole number"),
         ({"class_counts": [5, 0]}, "class_counts is 0"),
         ({"shape": (4, 0)}, "shape is 0"),
         ({"preset": "cifar"}, "expected one of cifar100"),

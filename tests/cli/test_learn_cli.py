@@ -318,7 +318,7 @@ def test_refusal_is_exit_1_with_a_message_and_writes_nothing(tmp_path: Path, cas
     [
         ("--data digit --tasks 2", "unknown data set 'digit'; did you mean 'digits'?"),
         ("--data nowhere", "unknown data set 'nowhere', and no such folder in "),
-        ("--data digits", "tasks is 10; the base task leaves 5 of 10 classes"),
+        ("--data digits --tasks 10", "tasks is 10; the base task leaves 5 of 10 classes"),
         ("--data digits --sizes 4,3", "sizes add up to 7 classes; expected all 10"),
         ("--data digits --sizes 10,0", "sizes is 0; expected at least 1"),
     ],

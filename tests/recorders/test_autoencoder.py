@@ -108,7 +108,7 @@ def test_the_papers_setting_has_a_decoder_of_325_8_mib_and_1024_floats_a_sample(
         decoder = Decoder(config, config.code_width)
     num_bytes = 4 * sum(p.numel() for p in decoder.parameters())
     assert f"{num_bytes / 2**20:.1f}" == "325.8"
-    assert num_bytes == plan((256, 14, 14), [2], "imagenet-published")["autoencoder_network_bytes"]
+    assert num_bytes == plan((256, 14, 14), 2, preset="imagenet-published")["autoencoder_network_bytes"]
     assert budgets.size_bytes(job, config) == pytest.approx(num_bytes + 2 * 4096, abs=20_000)
 
 

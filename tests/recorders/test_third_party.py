@@ -181,6 +181,9 @@ def test_a_learner_from_outside_has_outputs_transforms_and_a_base_task_of_its_ow
     assert len(list(shared.glob("base-*.krn"))) == 3 and len(state["accuracy"]) == 3
     again = krnet.learn(turning, data, tasks, out=tmp_path / "on", settings=SMALL, resume=True, device="cpu")
     assert again == runs["on"]
+    loaded = krnet.load_run(tmp_path / "on", device="cpu")
+    answers = [loaded.predict(data.test.images), loaded.model(data.test.images).argmax(1)]
+    assert [float((found == data.test.labels).double().mean()) for found in answers] == [again["last"]] * 2
 
 
 # ------------------------------------------------------------------ a backbone and a data set

@@ -1,6 +1,6 @@
 """Predict the size of a recording before it is made.
 
-shape, class counts, recorder, settings -> plan -> dict of counts and bytes
+shape, number of samples, recorder, settings -> plan -> dict of counts and bytes
 
 For recorder paper, this is the storage table of the paper (recorders/paper/plan.py).
 """
@@ -8,6 +8,7 @@ For recorder paper, this is the storage table of the paper (recorders/paper/plan
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any
@@ -29,20 +30,35 @@ FLOAT_BYTES = 4  # fp32
 
 def plan(
     shape: Sequence[int],
-    class_counts: Sequence[int],
-    preset: str | None = None,
+    num_samples: int | None = None,
     *,
+    class_counts: Sequence[int] | None = None,
+    preset: str | None = None,
     recorder: str | None = None,
     budget: int | str | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Predict what `record` would write for `class_counts` samples of `shape`, without features.
+    """Predict the size of a recording before it is made: what `krnet.record` would write, without any features.
 
-    Without a budget, the result is the recorder's `storage_table` if it has one; recorder paper, which a preset
-    selects, has that of the paper. Otherwise `file_bytes` is the budget, else the recorder's default budget, else the
-    sum of its tensors, without the header of a few kilobytes.
+    shape         shape of one feature map: (64, 8, 8)
+    num_samples   number of samples, for features without classes; or give class_counts
+    class_counts  number of samples of each class: [500] * 50
+    budget, recorder, preset, and other settings: as for `krnet.record`
+
+    In the result, `file_bytes` is the budget, else the recorder's default budget, else the sum of its tensors, without
+    the header of a few kilobytes. For recorder paper without a budget, which a preset selects, the result is the
+    storage table of the paper instead, and the size is `krnet_bytes`.
+
+    >>> import krnet
+    >>> krnet.plan((64, 8, 8), 25_000, budget="6.5MB")["bits_per_value"]
+    0.5078125
     """
-    shape, class_counts = tuple(shape), list(class_counts)
+    if (num_samples is None) == (class_counts is None):
+        raise SettingError("give either num_samples or class_counts, and not both")
+    if class_counts is None:
+        check_int("num_samples", num_samples, 1)
+        class_counts = [num_samples or 0]
+    shape, class_counts = tuple(map(_as_int, shape)), list(map(_as_int, class_counts))
     for size in shape:
         check_int("shape", size, 1)
     if not class_counts:
@@ -71,6 +87,14 @@ def plan(
         "compression_ratio_bytes": feature_bytes / file_bytes,
         "settings": settings,
     }
+
+
+def _as_int(value: Any) -> Any:
+    """The whole number that numpy or torch hold; anything else as it is, for a check to refuse."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        return value
 
 
 def _sum_tensor_bytes(recorder: Recorder, shape: Sequence[int], num_samples: int, settings: Mapping[str, Any]) -> int:

@@ -13,9 +13,9 @@ from typing import Annotated, Any
 import typer
 
 from krnet.cli import output
-from krnet.cli.options import Device, Json, Quiet, Set, explain_settings, merge, option, same_settings
+from krnet.cli.options import Device, Json, Quiet, Set, merge, option
 from krnet.cli.output import say
-from krnet.config import parse_counts, parse_size
+from krnet.config import explain_settings, parse_counts, parse_size, same_settings
 
 
 def learn(
@@ -47,7 +47,10 @@ def learn(
             show_default="all",
         ),
     ] = None,
-    tasks: Annotated[int | None, typer.Option(help="Number of tasks after the base task.", show_default="10")] = None,
+    tasks: Annotated[
+        int | None,
+        typer.Option(help="Number of tasks after the base task.", show_default="10, or one per class that is left"),
+    ] = None,
     base_classes: Annotated[
         int | None, typer.Option(help="Number of classes of the base task.", show_default="half of all")
     ] = None,
@@ -163,6 +166,7 @@ def learn(
     from krnet.data import protocol
     from krnet.io import ledger
     from krnet.learners import base
+    from krnet.learners.settings import settings_of
 
     if sizes is not None and (tasks is not None or base_classes is not None):
         raise typer.BadParameter("give either --sizes, or --tasks and --base-classes")
@@ -198,8 +202,7 @@ def learn(
             say=(lambda text: None) if quiet else say,
         )  # fmt: skip
         split = protocol.split(
-            order, num_classes=images.num_classes, base_classes=base_classes, tasks=10 if tasks is None else tasks,
-            sizes=sizes,
+            order, num_classes=images.num_classes, base_classes=base_classes, tasks=tasks, sizes=sizes,
         )  # fmt: skip
         name = f"{'-'.join(chosen) if len(chosen) < 4 else 'several'}-{images.name}-{split.num_tasks - 1}"
         folder = out or Path("runs") / f"{name}-{split.order_name}-{seed}".replace("/", "_")
@@ -209,7 +212,7 @@ def learn(
         try:
             if len(chosen) == 1:
                 (only,) = chosen
-                only_settings = task_loop.settings_of(chosen, given, images, preset)[only]
+                only_settings = settings_of(chosen, given, images, preset)[only]
                 run = task_loop.learn(only, images, split, out=folder, settings=only_settings, shared=shared, **common)
                 runs = [run]
             else:

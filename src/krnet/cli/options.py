@@ -8,16 +8,14 @@ The parsers are in krnet.config. Nothing here imports torch.
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Callable, Collection
-from dataclasses import MISSING, Field, fields
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
-from krnet.config import describe, parse_setting, parse_size
+from krnet.config import describe, explain_settings, parse_setting, parse_size
 from krnet.errors import SettingError
 from krnet.nn.paper_config import PRESETS
 from krnet.train.config import FitConfig
@@ -54,30 +52,6 @@ def merge(given: list[tuple[str, Any]], **options: Any) -> dict[str, Any]:
 def fit_option(name: str, default: str, **options: Any) -> Any:
     """Make the option of a setting of FitConfig; its help is the text under the field."""
     return typer.Option(f"--{name.replace('_', '-')}", help=describe(FitConfig)[name], show_default=default, **options)
-
-
-def explain_settings(config: type, *, without: Collection[str] = ()) -> str:
-    """List name, description and default of each setting of a config."""
-    lines = []
-    for field in fields(config):
-        if field.name in without:
-            continue
-        default = default_text(field)
-        text = f"{describe(config)[field.name]} [default: {default}]"
-        lines += textwrap.wrap(text, 100, initial_indent=f"  {field.name:<20}", subsequent_indent=" " * 22)
-    return "\n".join(lines)
-
-
-def default_text(field: Field[Any]) -> str:
-    if field.default is not MISSING:
-        return str(field.default)
-    return "none" if field.default_factory is not MISSING else "found for the features"
-
-
-def same_settings(config: type, other: type) -> set[str]:
-    """Return the settings that both configs have with the same default."""
-    defaults = {field.name: field.default for field in fields(other)}
-    return {f.name for f in fields(config) if f.name in defaults and defaults[f.name] == f.default}
 
 
 def show_recorder_settings(recorder: Any) -> None:

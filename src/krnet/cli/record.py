@@ -73,15 +73,15 @@ def plan(
       krnet plan --shape 64,8,8 --class-counts 500x50
       krnet plan --shape 256,14,14 --class-counts 1296x50 --preset imagenet-published
     """
-    if num_samples is not None and class_counts is None:
-        class_counts = [num_samples]
-    elif num_samples is not None or class_counts is None:
+    if (num_samples is None) == (class_counts is None):
         raise typer.BadParameter("give either --class-counts or --num-samples")
     from krnet.bench.plan import plan as make_plan
 
     given = merge(settings or [])
     _check_setting_names(given)
-    table = make_plan(shape, class_counts, preset, recorder=recorder, budget=budget, **given)
+    table = make_plan(
+        shape, num_samples, class_counts=class_counts, preset=preset, recorder=recorder, budget=budget, **given
+    )
     output.show(table, output.plan_rows(table), as_json)
 
 

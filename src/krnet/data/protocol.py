@@ -27,6 +27,8 @@ SEED = 1993
 CUSTOM_ORDER_NAME = "custom"
 """Name of an order that the user gave as a list."""
 IMAGENET_CLASSES, SUBSET_CLASSES = 1000, 100
+DEFAULT_ORDER, DEFAULT_TASKS = "lucir1993", 10
+"""The class order, and the number of tasks after the base task, of a caller who gives none."""
 
 AnyOrder = str | Iterable[int]
 
@@ -42,11 +44,11 @@ class ClassOrder:
 
 def _lucir1993(num_classes: int) -> list[int]:
     # RandomState, not default_rng: published orders were drawn with numpy's old generator.
-    return np.random.RandomState(SEED).permutation(num_classes).tolist()
+    return [int(label) for label in np.random.RandomState(SEED).permutation(num_classes)]
 
 
 def _gfr1993(num_classes: int) -> list[int]:
-    return np.argsort(_lucir1993(num_classes)).tolist()
+    return [int(label) for label in np.argsort(_lucir1993(num_classes))]
 
 
 def _icarl(num_classes: int) -> list[int]:
@@ -57,7 +59,7 @@ def _icarl(num_classes: int) -> list[int]:
     random = np.random.RandomState(SEED)
     for _ in range(num_classes):  # the original code first shuffles the 500 training images of each class
         random.permutation(500)
-    return random.permutation(num_classes).tolist()
+    return [int(label) for label in random.permutation(num_classes)]
 
 
 ORDERS = {
@@ -212,7 +214,7 @@ def split(
     *,
     num_classes: int,
     base_classes: int | None = None,
-    tasks: int = 10,
+    tasks: int | None = None,
     sizes: Sequence[int] | None = None,
 ) -> TaskSplit:
     """Split the classes into a base task and `tasks` later tasks of equal size.
@@ -220,6 +222,7 @@ def split(
     If the classes do not divide evenly, the first later tasks get one class more.
 
     base_classes  classes of the base task; by default half of all
+    tasks         tasks after the base task; by default 10, or one per class if fewer classes are left
     sizes         number of classes of every task, the base task first; replaces base_classes and tasks
     """
     is_named = isinstance(order, str) and order in ORDERS
@@ -237,10 +240,11 @@ def split(
     return TaskSplit(str(order) if is_named else CUSTOM_ORDER_NAME, tuple(listed), classes)
 
 
-def _equal_sizes(num_classes: int, base_classes: int | None, tasks: int) -> list[int]:
+def _equal_sizes(num_classes: int, base_classes: int | None, tasks: int | None) -> list[int]:
     base = (num_classes + 1) // 2 if base_classes is None else base_classes
     check_int("base_classes", base, 1, num_classes)
     rest = num_classes - base
+    tasks = max(1, min(DEFAULT_TASKS, rest)) if tasks is None else tasks
     check_int("tasks", tasks, 0)
     if not min(rest, 1) <= tasks <= rest:
         raise SettingError(

@@ -1,18 +1,20 @@
-"""Draw results as PNG files; needs matplotlib (extra `plot`).
+"""Draw results; needs matplotlib (extra `plot`).
 
 rate.json            -> draw_rate -> R2 and replay accuracy against log bytes
 runs of `krnet demo` -> draw_demo -> accuracy after each task, and against the bytes kept
+run.json             -> draw_run  -> accuracy after each task
 """
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from krnet.config import require, series_name
-from krnet.io.atomic import atomic_write
+from krnet.io.atomic import AnyPath, atomic_write
 
 TICK_SHARES = (-1, 0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9999)
 COLOURS = (
@@ -22,6 +24,7 @@ COLOURS = (
 MIN_ERROR = 1e-4  # shares above 1 - MIN_ERROR are drawn at this height
 LABEL_GAP = 0.044  # between two names, as a share of the axis
 NAME_ROOM = 0.4  # left of the points, as a share of their width
+MAX_TICKS = 15  # more would overlap
 
 
 def series_of(result: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -176,3 +179,32 @@ def draw_demo(path: Path, runs: Mapping[str, Mapping[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as file:
         figure.savefig(file, format="png")
+
+
+def draw_run(run: Mapping[str, Any], path: AnyPath | None = None) -> Any:
+    """Draw the accuracy of a run after each task; return the figure and, with `path`, also write it as a PNG file."""
+    Figure = require("matplotlib.figure", "plot").Figure
+
+    figure = Figure(figsize=(5.8, 4.2), dpi=110, layout="constrained")
+    axes = figure.subplots()
+    seen = [sum(run["tasks"][: task + 1]) for task in range(len(run["tasks"]))]
+    points = [(number, 100 * value) for number, value in zip(seen, run["accuracy"]) if value is not None]
+    axes.plot(*zip(*points), marker="o", color=COLOURS[0], clip_on=False)
+    axes.annotate(f"{points[-1][1]:.1f}", points[-1], xytext=(0, 8), textcoords="offset points", ha="center")
+    axes.set(xlabel="classes seen", ylabel="test accuracy on all of them (%)", ylim=(0, 104))
+    axes.set_title(f"{run['method']} on {run.get('data', 'images')}")
+    if len(seen) <= MAX_TICKS:
+        axes.set_xticks(seen)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+
+    def png() -> bytes:
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png")
+        return buffer.getvalue()
+
+    figure._repr_png_ = png  # a notebook shows a figure by itself only after pyplot was used
+    if path is not None:
+        with atomic_write(path) as file:
+            file.write(png())
+    return figure

@@ -1,0 +1,323 @@
+"""A finished run: its results, and the network that it ended with.
+
+    learn, or DIR -> load_run -> Run: the contents of run.json as a dict; accuracy, storage_bytes, plot
+    DIR/state.krn -> Run.model, Run.predict: images -> logits, labels
+
+The network is read from state.krn when it is first used. The training images are not needed: state.krn also says what
+form they had.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from krnet.config import format_size
+from krnet.data import augment, protocol
+from krnet.data.dataset import DataSet
+from krnet.data.spec import DataSpec
+from krnet.device import exact_math, pick_device
+from krnet.errors import DataError, RunError
+from krnet.io import archive
+from krnet.io.atomic import AnyPath, read_json
+from krnet.io.temporary import TemporaryFolder
+from krnet.learners import base
+from krnet.nn import backbones
+from krnet.report import figures
+from krnet.train.classifier import Images
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+STATE_FILE, RUN_FILE, SETTINGS_FILE = "state.krn", "run.json", "settings.json"
+DATA_KEY = "data"
+"""The name of the data set's DataSpec among the metadata of state.krn; files of earlier versions lack it."""
+NEEDED_KEYS = ("method", "row", "class_order", "tasks", "accuracy", "last", "storage_bytes", "settings")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What a run's network is built from, beside its folder. None: the folder says it."""
+
+    data: DataSpec | None = None
+    config: base.LearnerConfig | None = None
+    backbone: backbones.Factory | None = None
+    device: torch.device | str | None = None
+    keeper: TemporaryFolder | None = None
+    """Keeps a temporary folder for as long as the run is used."""
+
+
+class ImageClassifier(nn.Module):
+    """The classifier of a run: images (N, C, H, W) -> logits (N, classes), column k for label k of the data set.
+
+    Images of uint8 (0 to 255) are cropped and normalised as in training. Images of floats are taken as normalised.
+    """
+
+    mean: Tensor
+    std: Tensor
+    columns: Tensor
+
+    def __init__(self, network: nn.Module, data: DataSpec, columns: Tensor):
+        """columns (classes,): the output of the network that belongs to each label."""
+        super().__init__()
+        self.network, self.crop = network, data.crop
+        self.register_buffer("mean", torch.tensor(data.mean))
+        self.register_buffer("std", torch.tensor(data.std))
+        self.register_buffer("columns", columns)
+
+    def forward(self, images: Tensor) -> Tensor:
+        if not images.is_floating_point():
+            images = augment.standardise(augment.centre(images, self.crop), self.mean, self.std)
+        logits: Tensor = self.network(images)
+        return logits[:, self.columns]
+
+
+class Run(dict[str, Any]):
+    """A finished run of `krnet.learn`: a dict with the contents of its run.json, and the network it ended with.
+
+    >>> import krnet
+    >>> digits = krnet.data.load("digits")
+    >>> run = krnet.learn("finetune", digits, settings={"base_epochs": 1, "epochs": 1})
+    >>> run["method"], len(run.accuracy), run.storage_bytes
+    ('finetune', 6, 0)
+    >>> labels = run.predict(digits.test.images)  # (N,) int64
+    >>> (labels == digits.test.labels).double().mean().item() == run["last"]
+    True
+    >>> run.model(digits.test.images).shape  # logits
+    torch.Size([355, 10])
+    >>> figure = run.plot()
+    """
+
+    def __init__(self, results: dict[str, Any], folder: AnyPath, setup: Setup):
+        super().__init__(results)
+        self.folder = Path(folder)
+        """Where the files of the run are."""
+        self._setup = setup
+
+    # ------------------------------------------------------------------ results
+
+    @property
+    def accuracy(self) -> list[float | None]:
+        """After each task: the share of right answers on the test images of all classes so far. None if a task was
+        left out."""
+        return list(self["accuracy"])
+
+    @property
+    def storage_bytes(self) -> int:
+        """Bytes that the method keeps beside its classifier; `run["storage_bytes"]` has them by part."""
+        return int(self["storage_bytes"]["total"])
+
+    def plot(self, path: AnyPath | None = None) -> Figure:
+        """Draw the accuracy after each task, as a matplotlib figure; with `path`, also write it as a PNG file."""
+        figure: Figure = figures.draw_run(self, path)
+        return figure
+
+    def __repr__(self) -> str:
+        return f"Run({self['method']} on {self.get('data', 'images')}: {', '.join(self._facts())}, in {self.folder})"
+
+    def _repr_html_(self) -> str:
+        """A small table, for notebooks."""
+        seen = np.cumsum(self["tasks"])
+        cells = ["–" if value is None else f"{100 * value:.1f}" for value in self.accuracy]
+        head = "".join(f"<th>{number}</th>" for number in seen)
+        row = "".join(f"<td>{cell}</td>" for cell in cells)
+        title = escape(f"{self['method']} on {self.get('data', 'images')}: {', '.join(self._facts())}")
+        return (
+            f"<table><caption>{title}</caption><tr><th>classes seen</th>{head}</tr>"
+            f"<tr><th>accuracy (%)</th>{row}</tr></table>"
+        )
+
+    def _facts(self) -> list[str]:
+        tasks, average = self["tasks"], self.get("average")
+        return [
+            f"{sum(tasks)} classes in {len(tasks)} tasks",
+            f"last {100 * self['last']:.1f} %",
+            *([] if average is None else [f"average {100 * average:.1f} %"]),
+            f"{format_size(self.storage_bytes)} kept",
+        ]
+
+    # ------------------------------------------------------------------ the network
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes, by label."""
+        return self._data.class_names
+
+    @cached_property
+    def model(self) -> ImageClassifier:
+        """The classifier after the last task, in evaluation mode: images (N, C, H, W) -> logits (N, classes).
+
+        Column k is that of label k of the data set. Images of uint8 are normalised as in training; images of floats
+        are taken as normalised. The module is on the run's device. It is a copy: training or moving it does not change
+        what `predict` answers. `predict` asks the method, which for icarl is not this classifier but the nearest mean
+        of exemplars.
+        """
+        learner = self._learner
+        columns = learner.context.split.position * learner.outputs_per_class
+        network = copy.deepcopy(learner.model).requires_grad_(True)
+        return ImageClassifier(network, self._data, columns).to(learner.device).eval()
+
+    def predict(self, images: Any) -> Tensor:
+        """The class of each image, (N,) int64: labels as the data set numbers them, from 0.
+
+        The answer is that of the method's main row, as in `run["accuracy"]`.
+
+        images  uint8 (N, C, H, W) or (N, H, W, C), grey ones also (N, H, W); of the size that was learned
+        """
+        pixels = _as_pixels(images, self._data.image_shape)
+        learner, row = self._learner, self["row"]
+        order = torch.tensor(self["class_order"])  # (classes,): the label of each output
+        answers = [torch.empty(0, dtype=torch.int64)]
+        with torch.no_grad(), exact_math():
+            for part in pixels.split(base.EVALUATION_BATCH):
+                batch = Images(learner.context.data, part, learner.device)
+                scores = learner.predict(batch.take(torch.arange(len(part), device=learner.device)))[row]
+                answers.append(order[scores.argmax(1).cpu()])
+        return torch.cat(answers)
+
+    @cached_property
+    def _data(self) -> DataSpec:
+        if self._setup.data is not None:
+            return self._setup.data
+        try:
+            return DataSpec.from_json(self._state.metadata[DATA_KEY])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise RunError(
+                f"{self.folder / STATE_FILE}: does not say how images are normalised, as an earlier version of krnet "
+                f"wrote it. Give the data set of the run: krnet.load_run({str(self.folder)!r}, data=...)"
+            ) from error
+
+    @cached_property
+    def _state(self) -> archive.Archive:
+        path = self.folder / STATE_FILE
+        if not path.exists():
+            raise RunError(
+                f"{path}: no such file, and it holds the network of the run. Its results can be read without it; "
+                f"for the network, learn again"
+            )
+        return archive.open_archive(path)
+
+    @cached_property
+    def _learner(self) -> base.Learner:
+        """The learner as it was after the last task."""
+        state, setup = self._state, self._setup
+        config = self._config() if setup.config is None else setup.config
+        order = self["class_order"]
+        split = protocol.split(order, num_classes=len(order), sizes=self["tasks"])
+        device = pick_device(setup.device)
+        with torch.random.fork_rng(devices=[]), exact_math():
+            context = base.Context(self._data.blank(device), split, device, self.get("seed", 0), self.folder)
+            learner = base.get_learner(self["method"])(context, config)
+            try:
+                learner.restore(len(self["tasks"]) - 1, {name: state.tensor(name) for name in state.names})
+            except (KeyError, RuntimeError, AssertionError) as error:
+                raise RunError(
+                    f"{self.folder / STATE_FILE}: not the network that {RUN_FILE} beside it describes ({error})"
+                ) from error
+        for module in learner.modules().values():
+            module.eval().requires_grad_(False)
+        return learner
+
+    def _config(self) -> base.LearnerConfig:
+        learner_class, given = base.get_learner(self["method"]), self._setup.backbone
+        settings = learner_class.config_class.renewed(self["settings"])
+        name = settings["backbone"]
+        if given is not None and backbones.backbone_name(given) != name:
+            raise RunError(f"{self.folder}: its backbone is {name}; {backbones.backbone_name(given)} is given")
+        if given is None and name not in backbones.BACKBONES:
+            raise RunError(
+                f"{self.folder}: its backbone was made by the function {name}. Give that function: "
+                f"krnet.load_run({str(self.folder)!r}, backbone=...)"
+            )
+        return base.make_config(learner_class, settings if given is None else {**settings, "backbone": given})
+
+
+def load_run(
+    folder: AnyPath,
+    *,
+    data: DataSet | None = None,
+    backbone: backbones.Factory | None = None,
+    device: str | None = None,
+) -> Run:
+    """Load a finished run of `krnet.learn` or `krnet learn` from its folder; the training images are not needed.
+
+    data      the data set of the run; only for a folder that an earlier version of krnet wrote
+    backbone  the function that made the network, if the run had one instead of a name
+    device    where to compute: cpu, cuda or cuda:N; by default a GPU if there is one
+
+    >>> import krnet
+    >>> made = krnet.learn("finetune", "digits", settings={"base_epochs": 1, "epochs": 1})
+    >>> run = krnet.load_run(made.folder)
+    >>> run == made
+    True
+    >>> run.predict(krnet.data.load("digits").test.images[:5]).shape
+    torch.Size([5])
+    """
+    folder = Path(folder)
+    results = _read_results(folder)
+    if data is not None and results.get("data_digest") not in (None, data.digest):
+        raise RunError(
+            f"{folder}: learned from {results.get('data')} ({results['data_digest']}), and {data.name} ({data.digest}) "
+            f"is given. Give the data set of the run, loaded with the same options"
+        )
+    spec = None if data is None else DataSpec.of(data)
+    return Run(results, folder, Setup(data=spec, backbone=backbone, device=device))
+
+
+def _read_results(folder: Path) -> dict[str, Any]:
+    path = folder / RUN_FILE
+    if not path.exists():
+        raise RunError(f"{folder}: {_explain_missing(folder)}")
+    try:
+        results = read_json(path)
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path}: cannot be read ({error}); expected what `krnet learn` writes") from error
+    missing = [name for name in NEEDED_KEYS if name not in results]
+    if missing:
+        raise RunError(f"{path}: lacks {', '.join(missing)}; expected what `krnet learn` writes")
+    return results
+
+
+def _explain_missing(folder: Path) -> str:
+    if not folder.is_dir():
+        return "no such folder; expected that of a finished run (out=, --out)"
+    runs = sorted(path.parent.name for path in folder.glob(f"*/{RUN_FILE}"))
+    if runs:
+        return f"holds the runs {', '.join(runs)}; give the folder of one of them, such as {folder / runs[0]}"
+    if not (folder / SETTINGS_FILE).exists():
+        return f"holds no {RUN_FILE}; expected the folder of a finished run (out=, --out)"
+    state = folder / STATE_FILE
+    num_done = len(archive.open_archive(state).metadata.get("task_seconds", ())) if state.exists() else 0
+    return (
+        f"its run is unfinished: {num_done} tasks are done. Finish it with the same call and resume=True, or the same "
+        f"command and --resume"
+    )
+
+
+def _as_pixels(images: Any, shape: tuple[int, int, int]) -> Tensor:
+    """Images as (N, C, H, W) uint8, without a copy if they have that form."""
+    found = images if isinstance(images, Tensor) else torch.from_numpy(np.ascontiguousarray(images))
+    channels, height, width = shape
+    if found.dtype != torch.uint8:
+        raise DataError(
+            f"images are {found.dtype}; expected uint8 from 0 to 255. Floats that are normalised go to run.model"
+        )
+    if found.shape[1:] == shape:
+        return found
+    if found.shape[1:] == (height, width, channels):
+        return found.permute(0, 3, 1, 2)
+    if found.shape[1:] == (height, width) and channels == 1:
+        return found[:, None]
+    one = ". Give a single image as images[None]" if found.dim() < 4 else ""
+    raise DataError(
+        f"images have shape {tuple(found.shape)}; expected (N, {channels}, {height}, {width}), the size of the images "
+        f"that were learned, or (N, {height}, {width}, {channels}){one}"
+    )
