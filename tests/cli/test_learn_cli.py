@@ -267,6 +267,11 @@ def test_help_opens_with_what_is_written_and_its_example_is_right(tmp_path: Path
     assert done.exit_code == 0, done.output
 
 
+def test_base_epochs_that_are_set_win_over_those_that_epochs_implies(tmp_path: Path) -> None:
+    found = learn("finetune", "--epochs", 1, "--set", "base_epochs=2", out=tmp_path / "run")["settings"]
+    assert (found["epochs"], found["base_epochs"]) == (1, 2)
+
+
 # ------------------------------------------------------------------ refusals
 
 REFUSED = {
@@ -276,6 +281,10 @@ REFUSED = {
     "a setting of another method": ("finetune --set exemplars_per_class=3", "of finetune: it is one of icarl, lucir"),
     "a switch of another method": ("finetune --no-aux", "unknown setting 'aux' of finetune: it is one of kril"),
     "a setting given twice": ("kril --epochs 2 --set epochs=3", "epochs is given twice: 2 and 3"),
+    "base epochs given twice": (
+        "finetune --epochs 1 --set base_epochs=2 --set base_epochs=3",
+        "base_epochs is given twice: 2 and 3",
+    ),
     "a setting out of range": ("finetune --set lr=-1", "lr is -1; expected at least 0"),
     "a word for a number": ("finetune --epochs 1 --set drops=early", "drops is 'early'"),
     "no epochs": ("finetune --epochs 0", "epochs is 0; expected at least 1"),

@@ -82,7 +82,10 @@ def learn(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in DIR.")] = False,
     epochs: Annotated[
-        int | None, typer.Option(help="Epochs of each task, the base task included.", show_default="the method's own")
+        int | None,
+        typer.Option(
+            help="Epochs of each task; of the base task too, unless --set base_epochs.", show_default="the method's own"
+        ),
     ] = None,
     recorder: Annotated[
         str | None,
@@ -186,15 +189,11 @@ def learn(
             config = base.get_learner(method).config_class
             print(f"\n{method}\n{explain_settings(config, without=same_settings(config, common_config))}".rstrip())
         return
-    options: dict[str, Any] = {
-        "recorder": recorder,
-        "budget": budget,
-        "fixed_layers": fixed_layers,
-        "epochs": epochs,
-        "base_epochs": epochs,
-    }
+    options: dict[str, Any] = {"recorder": recorder, "budget": budget, "fixed_layers": fixed_layers, "epochs": epochs}
     options |= {"aux": 0.0 if no_aux else None, "kr2": False if no_kr2 else None, "single": True if single else None}
     given = merge(settings or [], **options)
+    if epochs is not None:
+        given.setdefault("base_epochs", epochs)
     with Display(quiet) as display:
         display.phase("reading the images")
         images = data_sets.load(

@@ -202,13 +202,27 @@ class Learner(ABC):
     large_images: ClassVar[Mapping[str, Any]] = {}
     """Settings for images above 96 pixels: those of the reference implementation for ImageNet-Subset."""
     outputs_per_class: ClassVar[int] = 1
-    """Outputs of the head per class; the first of them is the logit of the class."""
+    """Outputs of the head per class. In a loss each output counts as a class; `class_scores` joins them again."""
+    unsupported: ClassVar[Mapping[str, str]] = {}
+    """Which of `outputs_per_class` and `transform` this learner ignores, and why: a subclass may not declare them.
+
+    A subclass that overrides the code in question sets this to {}.
+    """
 
     def __init__(self, context: Context, config: LearnerConfig):
+        self._check_declarations()
         self.context, self.config, self.device = context, config, context.device
         self.task = -1
         self.model = self._build()
         self._check_batch_size(min(config.batch_size, len(context.task_ids(0))))
+
+    def _check_declarations(self) -> None:
+        for name, reason in self.unsupported.items():
+            if getattr(type(self), name) != getattr(Learner, name):
+                raise SettingError(
+                    f"{type(self).__qualname__} declares its own {name}, which method {self.name} does not support: "
+                    f"{reason}. Leave it out, or derive from another learner"
+                )
 
     def _build(self) -> heads.Classifier:
         channels = self.context.data.image_shape[0]
@@ -259,9 +273,15 @@ class Learner(ABC):
     def transform(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Change a batch of training images before the network sees it, for example rotate, mix or relabel them.
 
-        A label is the index of an output of the head.
+        Given labels are classes, by their position in the class order; returned ones are indices of the head's outputs.
+        Those of class c are outputs_per_class * c and the following. By default the label is the first of them.
         """
-        return images, labels
+        return images, (labels if self.outputs_per_class == 1 else self.outputs_per_class * labels)
+
+    def transformed(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Training images and labels as `transform` returns them, without random crops and flips."""
+        images, labels = self.context.train.take(ids.to(self.device)), self.context.train_labels[ids.cpu()]
+        return self.transform(images, labels.to(self.device))
 
     def batches(self, ids: Tensor, *, part: int = 0) -> ImageBatches:
         c, seed = self.config, self.context.seed_for(self.task, part)
@@ -291,10 +311,15 @@ class Learner(ABC):
                 f"training images in the task"
             ) from error
 
+    @property
+    def num_old_outputs(self) -> int:
+        """Number of the head's outputs for classes of earlier tasks; they come before those of this task."""
+        return self.outputs_per_class * self.context.new_classes(self.task).start
+
     def classification_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Cross entropy over the logits that setting `ce` selects."""
+        """Cross entropy over the logits that setting `ce` selects. Labels are those that `transform` returns."""
         if self.config.ce == "new" and self.task > 0:
-            first = self.outputs_per_class * self.context.new_classes(self.task).start
+            first = self.num_old_outputs
             return F.cross_entropy(logits[:, first:].float(), labels - first)
         return F.cross_entropy(logits.float(), labels)
 
@@ -302,8 +327,11 @@ class Learner(ABC):
 
     def predict(self, images: Tensor) -> dict[str, Tensor]:
         """By row: scores (B, classes seen). The answer is the class with the largest score."""
-        logits = self.model(images)
-        return {"cnn": logits if self.outputs_per_class == 1 else logits[:, :: self.outputs_per_class]}
+        return {"cnn": self.class_scores(self.model(images))}
+
+    def class_scores(self, outputs: Tensor) -> Tensor:
+        """Outputs of the head (B, outputs) -> scores (B, classes seen): of each class, its first output."""
+        return outputs if self.outputs_per_class == 1 else outputs[:, :: self.outputs_per_class]
 
     @torch.no_grad()
     def apply(self, function: Callable[[Tensor], Tensor], images: Images, ids: Tensor) -> Tensor:

@@ -69,7 +69,7 @@ class Ewc(ImportanceLearner):
 
     def objective(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Negative log likelihood over the logits that the task trained on, summed over images."""
-        first = self.context.new_classes(self.task).start if self.config.ce == "new" else 0
+        first = self.num_old_outputs if self.config.ce == "new" else 0
         trained_logits = logits[:, first:]
         labels = trained_logits.argmax(1) if self.config.labels == "predicted" else labels - first
         return F.cross_entropy(trained_logits, labels, reduction="sum")

@@ -11,6 +11,7 @@ chosen at most once. The code of iCaRL and LUCIR may choose an image again, and 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -75,14 +76,17 @@ class Exemplars:
         return Exemplars(torch.cat([self.pixels, pixels]), torch.cat([self.labels, labels.to(self.labels)]))
 
     def batches_with(
-        self, images: Images, labels: Tensor, ids: Tensor, batch_size: int, seed: int, *, augmented: bool
+        self, images: Images, labels: Tensor, ids: Tensor, batch_size: int, seed: int, **options: Any
     ) -> ImageBatches:
-        """Batches of the images with these sample IDs and of the exemplars; each epoch has every image once."""
+        """Batches of the images with these sample IDs and of the exemplars; each epoch has every image once.
+
+        options: of ImageBatches, such as `augmented` and `transform`
+        """
         ids = ids.to(images.device)
         pixels = torch.cat([images.pixels[ids], self.pixels])
         labels = torch.cat([labels.to(images.device)[ids], self.labels.long()])
         all_images = Images(images.data, pixels, images.device)
-        return ImageBatches(all_images, labels, torch.arange(len(labels)), batch_size, seed, augmented=augmented)
+        return ImageBatches(all_images, labels, torch.arange(len(labels)), batch_size, seed, **options)
 
     def storage_bytes(self) -> dict[str, int]:
         stored = {"exemplars": self.pixels, "exemplar_labels": self.labels}

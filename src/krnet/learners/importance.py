@@ -66,7 +66,7 @@ class ImportanceLearner(Learner):
     def __init__(self, context: Context, config: LearnerConfig):
         super().__init__(context, config)
         later_sizes = [len(classes) for classes in context.split.tasks[1:]]
-        if config.ce == "new" and 1 in later_sizes:
+        if config.ce == "new" and 1 in later_sizes and self.outputs_per_class == 1:
             raise SettingError(
                 f"ce is 'new', and task {1 + later_sizes.index(1)} has one class: with no other to tell it "
                 f"from, nothing is learned. Give ce=seen, or tasks of two classes and more"
@@ -76,7 +76,7 @@ class ImportanceLearner(Learner):
 
     @abstractmethod
     def objective(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The function whose gradients are measured, summed over images."""
+        """The function whose gradients are measured, summed over images. Labels are those that `transform` returns."""
 
     @abstractmethod
     def magnitude(self, gradients: Tensor) -> Tensor:
@@ -109,19 +109,21 @@ class ImportanceLearner(Learner):
 
     @torch.no_grad()
     def measure(self, ids: Tensor) -> dict[str, Tensor]:
-        """By parameter: mean magnitude of its gradients over images, without augmentation and in eval mode."""
+        """By parameter: mean magnitude of its gradients over images, without random crops and flips, in eval mode."""
         prefix = "backbone." if self.config.scope == "backbone" else ""
         params = self.model.named_parameters()
         totals = {name: torch.zeros_like(value) for name, value in params if name.startswith(prefix)}
+        num_images = 0  # `transform` may return more images than it is given
         self.model.eval()
         with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
             for part in ids.split(CHUNK_IMAGES):
-                images, labels = self.context.train.take(part.to(self.device)), self.context.train_labels[part.cpu()]
-                objective = partial(self.objective, labels=labels.to(self.device))
+                images, labels = self.transformed(part)
+                num_images += len(images)
+                objective = partial(self.objective, labels=labels)
                 for name, gradients in sample_gradients(self.model, images, objective):
                     if name in totals:
                         totals[name] += self.magnitude(gradients).sum(0)
-        means = {name: total / len(ids) for name, total in totals.items()}
+        means = {name: total / num_images for name, total in totals.items()}
         return {name: mean.clamp(max=self.config.clip) for name, mean in means.items()} if self.config.clip else means
 
     def merge_importances(self, new: dict[str, Tensor]) -> dict[str, Tensor]:

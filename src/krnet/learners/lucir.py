@@ -29,11 +29,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from krnet.config import check_choice, check_int, check_range
-from krnet.learners.base import Work, register
+from krnet.learners.base import EVALUATION_BATCH, Work, register
 from krnet.learners.exemplars import class_means
 from krnet.learners.rehearsal import Rehearsal, RehearsalConfig
 from krnet.nn.heads import Classifier, CosineHead
@@ -120,13 +121,18 @@ class Lucir(Rehearsal):
         old = self.context.num_seen(self.task) - new
         return self.config.less_forget * (math.sqrt(old / new) if self.config.adapt_lambda else 1.0)
 
+    @torch.no_grad()
     def _imprint(self) -> None:
-        context, head = self.context, self.model.head
+        head, features, labels = self.model.head, [], []
         assert isinstance(head, CosineHead)
-        ids, new = context.task_ids(self.task), context.new_classes(self.task)
-        features = self.apply(self.model.features, context.train, ids)
-        labels = context.train_labels[ids].to(self.device) - new.start
-        head.imprint(class_means(features, labels, len(new)))
+        for ids in self.context.task_ids(self.task).split(EVALUATION_BATCH):
+            images, outputs = self.transformed(ids)
+            features.append(self.model.features(images))
+            labels.append(outputs - self.num_old_outputs)
+        new_rows = head.linears[-1].weight
+        means = class_means(torch.cat(features), torch.cat(labels), len(new_rows))
+        # `transform` may leave an output without images: its row keeps its direction, as a row of 0 has none.
+        head.imprint(torch.where(means.any(1, keepdim=True), means, new_rows))
 
     def _later_work(self, old: Classifier) -> Work:
         c, model, num_old, head = self.config, self.model, old.head.num_classes, self.model.head

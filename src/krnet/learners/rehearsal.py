@@ -93,8 +93,9 @@ class Rehearsal(Learner):
         """Batches of the current task's images and all exemplars."""
         c, context = self.config, self.context
         ids, seed = context.task_ids(self.task), context.seed_for(self.task)
+        images, labels = context.train, context.train_labels
         return self.exemplars.batches_with(
-            context.train, context.train_labels, ids, c.batch_size, seed, augmented=c.augment
+            images, labels, ids, c.batch_size, seed, augmented=c.augment, transform=self.transform
         )
 
     @property
@@ -132,7 +133,8 @@ class Rehearsal(Learner):
 
     def predict(self, images: Tensor) -> dict[str, Tensor]:
         features = self.model.features(images)
-        return {"cnn": self.model.head(features), "nme": nearest_mean_scores(features, self.means)}
+        scores = self.class_scores(self.model.head(features))
+        return {"cnn": scores, "nme": nearest_mean_scores(features, self.means)}
 
     def extra_state(self) -> dict[str, Tensor]:
         return {"exemplars": self.exemplars.pixels, "exemplar_labels": self.exemplars.labels}

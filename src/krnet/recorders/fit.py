@@ -343,7 +343,7 @@ def fit_fingerprint(job: Job) -> dict[str, Any]:
     fingerprint["head"] = None if head is None else digest(head.state_dict().values())
     fingerprint["start"] = None if job.start is None else job.start.fingerprint
     fingerprint["gamma"] = None if head is None else job.fit.gamma
-    fingerprint["shown"] = None if head is None else job.fit.num_head_samples(job.fit.batch_size)
+    fingerprint["num_head_samples"] = None if head is None else job.fit.num_head_samples(job.fit.batch_size)
     return fingerprint
 
 

@@ -178,6 +178,9 @@ class GFR(Learner):
     name = "gfr"
     config_class = GFRConfig
     config: GFRConfig
+    unsupported: ClassVar[Mapping[str, str]] = {
+        "outputs_per_class": "its generator makes features of classes, not of single outputs"
+    }
     large_images: ClassVar[Mapping[str, Any]] = {
         "epochs": 101,
         "later_drops": (0.99,),

@@ -48,6 +48,10 @@ class Kril(Learner):
     name = "kril"
     config_class = KrilConfig
     config: KrilConfig
+    unsupported: ClassVar[Mapping[str, str]] = {
+        "outputs_per_class": "recordings hold one label per sample, its class",
+        "transform": "after the base task it trains on recorded feature maps, not on images",
+    }
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"recorder": "paper", "new_features": "flip"}}
     large_images: ClassVar[Mapping[str, Any]] = {"gamma": 5e-4}
 

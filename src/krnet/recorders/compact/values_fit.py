@@ -123,11 +123,11 @@ class ValuesFit(CodesFit):
         return matrix, config.coding
 
     def state(self) -> dict[str, Tensor]:
-        return super().state() | {"centres": self.centroids}
+        return super().state() | {"centroids": self.centroids}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         super().load_state(state)
-        self.centroids.copy_(state["centres"])
+        self.centroids.copy_(state["centroids"])
 
     @torch.no_grad()
     def content(self, outcome: Outcome) -> Content:
