@@ -3,7 +3,7 @@
     runs/base/{features,labels}.npy, network.safetensors -> krnet.record -> file -> R2, replay accuracy -> ledger
 
 Replay accuracy is the share of replayed training features that the head F2 of the base network classifies correctly;
-for the real features it is 99.7 %. --preset and --target-r2 select recorder paper, the paper's network; the default is
+for the real features it is 99.7 %. --preset selects recorder paper, the paper's network; the default is
 krnet, the compact one. Other recorders: --set recorder=NAME.
 
     python benchmarks/cifar100_base.py --data-dir DIR --out runs/base          # once
@@ -40,7 +40,7 @@ def main():
     parser.add_argument("--preset", help="network sizes of the paper, such as cifar100 (none)")
     parser.add_argument("--schedule", default="fast", help="fast or paper (%(default)s)")
     parser.add_argument("--iterations", type=int, help="updates (the schedule's number)")
-    parser.add_argument("--target-r2", type=float, help="stop the fit at this R2 (none)")
+    parser.add_argument("--stop-at-r2", type=float, help="stop the fit at this R2 (none)")
     parser.add_argument("--time-budget", type=float, help="seconds after which the fit stops (none)")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and batches (%(default)s)")
     parser.add_argument("--limit", type=int, help="number of samples to record (all)")
@@ -61,9 +61,7 @@ def main():
     settings = dict(item.split("=", 1) for item in args.set)
     settings = {k: ast.literal_eval(v) if v[:1] in "-.0123456789TF" else v for k, v in settings.items()}
     settings |= {"preset": args.preset, "schedule": args.schedule, "iterations": args.iterations}
-    settings |= {"target_r2": args.target_r2, "time_budget": args.time_budget}
-    if args.target_r2 is not None:
-        settings.setdefault("recorder", "paper")  # its fit stops at the target; others search for the smallest file
+    settings |= {"stop_at_r2": args.stop_at_r2, "time_budget": args.time_budget}
 
     curve, last_s = [], 0.0
 

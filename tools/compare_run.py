@@ -12,6 +12,7 @@ tools/compare_results.py compare the folders. A case that fails leaves error.txt
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
@@ -223,7 +224,8 @@ def add_recordings() -> None:
         add(f"{recorder}-target", recorder, target_r2=0.9)
     add("compact-target", "compact", target_r2=0.8, iterations=20)
     add("compact-many-target", "compact", lambda n: small.maps(400, (8, 6, 6)), target_r2=0.8, iterations=20)
-    add("paper-target", "paper", **{**PAPER, "iterations": 200}, target_r2=0.3)
+    stop = "stop_at_r2" if "stop_at_r2" in inspect.signature(krnet.record).parameters else "target_r2"  # older commits
+    add("paper-target", "paper", **{**PAPER, "iterations": 200}, **{stop: 0.3})
     # Growth.
     for recorder, settings in CODED.items():
         add_growth(f"{recorder}-grown", recorder, settings, {})

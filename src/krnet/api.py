@@ -55,6 +55,7 @@ def record(
     recorder: str | None = None,
     preset: str | None = None,
     iterations: int | None = None,
+    stop_at_r2: float | None = None,
     target_r2: float | None = None,
     time_budget: float | None = None,
     budget: int | str | None = None,
@@ -82,8 +83,9 @@ def record(
                fits. Without budget and target_r2, krnet takes one bit per value, a 32nd of float32, and 6 kB
     room       number of samples that the file will hold after it has grown (see start); the budget, given or
                default, is for all of them
-    target_r2  R2 to reach with the smallest file. A few whole fits search for it, each with `iterations` or
-               `time_budget`; recorder paper fits once instead, and stops when it reaches the R2
+    target_r2  R2 to reach with the smallest file, instead of a budget. A few whole fits search for it, each with
+               `iterations` or `time_budget`; a recorder whose size the settings fix is fitted once
+    stop_at_r2 end a network's fit as soon as the R2 over all features reaches this. It saves time, not bytes
     out        file to write; by default a temporary file that lives as long as the Recording
     resume     continue from a checkpoint beside `out`; a finished file is opened and returned. A search for target_r2
                keeps no checkpoint and starts again
@@ -101,7 +103,7 @@ def record(
     """
     earlier = open(start) if isinstance(start, str | os.PathLike) else start
     chosen = get_recorder(recorder or default_recorder(preset, earlier))
-    stops = {"iterations": iterations, "target_r2": target_r2, "time_budget": time_budget}
+    stops = {"iterations": iterations, "stop_at_r2": stop_at_r2, "time_budget": time_budget}
     fit_settings = {name: value for name, value in settings.items() if name in FIT_NAMES}
     fit_settings |= {name: value for name, value in stops.items() if value is not None}
     check_names(chosen, [*settings, *fit_settings])
@@ -109,14 +111,13 @@ def record(
     preset_fit = chosen.preset_fit(preset) if fit_settings.get("schedule") == "paper" else {}
     budget_bytes = None if budget is None else parse_size(budget)
     recorder_settings = {name: value for name, value in settings.items() if name not in FIT_NAMES}
-    search_r2 = None if chosen.stops_at_target else fit_settings.pop("target_r2", None)
     fit = from_dict(FitConfig, {**preset_fit, "seed": seed, "device": device, **fit_settings})
-    if search_r2 is not None:
-        check_range("target_r2", search_r2, -inf, 1)
+    if target_r2 is not None:
+        check_range("target_r2", target_r2, -inf, 1)
         if budget_bytes is not None:
             raise InputError(
-                f"budget and target_r2 are given, and recorder {chosen.name} takes one of them: the best file of a "
-                f"size, or the smallest that is good enough. Leave one out"
+                "budget and target_r2 are given; record takes one of them: the best file of a size, or the smallest "
+                "that is good enough. Leave one out"
             )
     if room is not None:
         check_int("room", room, 1)
@@ -131,7 +132,7 @@ def record(
             f"when it has grown. Raise room, or leave it out"
         )
     target_bytes = budget_bytes
-    if target_bytes is None and earlier is None and search_r2 is None:  # what grows keeps its step, and needs none
+    if target_bytes is None and earlier is None and target_r2 is None:  # what grows keeps its step, and needs none
         num_planned = max(len(source), room or 0)
         target_bytes = chosen.default_budget(num_planned * prod(source.shape), recorder_settings)
     _check_growing(chosen, room, target_bytes)
@@ -160,9 +161,8 @@ def record(
         resume=resume,
         watch=watch,
     )
-    if search_r2 is not None:
-        tensors, metadata = _smallest_reaching(job, chosen, search_r2)
-        metadata["fit"]["target_r2"] = search_r2
+    if target_r2 is not None:
+        tensors, metadata = _smallest_reaching(job, chosen, target_r2)
     else:
         if target_bytes is not None:
             job = replace(job, settings={**chosen.for_budget(job, target_bytes), **job.settings})
@@ -173,6 +173,7 @@ def record(
             metadata["fit"]["budget"] = target_bytes
         if budget_bytes is not None and not over_budget:
             _check_size(path, chosen, metadata, archive.file_bytes(tensors, metadata), budget_bytes)
+    metadata["fit"]["target_r2"] = target_r2
     archive.write(path, tensors, metadata)
     _checkpoint_path(path).unlink(missing_ok=True)
     return Recording(archive.open_archive(path), job.device, keep=keeper, trunk=trunk)

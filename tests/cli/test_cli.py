@@ -117,10 +117,10 @@ def test_record_and_info_print_the_same_object_with_the_promised_keys(folder: Pa
 def test_every_option_of_record_reaches_the_fit(folder: Path, tmp_path: Path) -> None:
     found = run_json(
         "record", folder / "features.npy", "-o", tmp_path / "b.krn", "--preset", "cifar100", "--iterations", 2,
-        "--target-r2", 0.5, "--time-budget", "1m", "--schedule", "paper", "--seed", 7, *SMALL, "--set", "lr=1e-4",
+        "--stop-at-r2", 0.5, "--time-budget", "1m", "--schedule", "paper", "--seed", 7, *SMALL, "--set", "lr=1e-4",
         "--set", "group_size=16", "--set", "last_norm=true", "--set", "compile=false",
     )  # fmt: skip
-    expected = {"iterations": 2, "target_r2": 0.5, "time_budget": 60.0, "schedule": "paper", "seed": 7, "lr": 1e-4}
+    expected = {"iterations": 2, "stop_at_r2": 0.5, "time_budget": 60.0, "schedule": "paper", "seed": 7, "lr": 1e-4}
     assert {name: found["fit"][name] for name in expected} == expected
     assert (found["fit"]["preset"], found["fit"]["compile"]) == ("cifar100", False)
     assert (found["settings"]["group_size"], found["settings"]["last_norm"]) == (16, True)
@@ -199,12 +199,12 @@ def test_quiet_means_silence_on_stderr(folder: Path, tmp_path: Path) -> None:
 
 def test_missed_target_is_a_warning_that_says_what_to_do(folder: Path, tmp_path: Path) -> None:
     command = ("record", folder / "features.npy", "-o", tmp_path / "b.krn", "--iterations", 2, *SMALL)
-    missed = run(*command, "--target-r2", 0.9999, "--json")
+    missed = run(*command, "--stop-at-r2", 0.9999, "--json")
     assert missed.exit_code == 0
     assert (tmp_path / "b.krn").exists()
     assert "warning: " in missed.stderr and "target of 0.9999" in missed.stderr and "--iterations" in missed.stderr
     json.loads(missed.stdout)
-    assert "warning" not in run(*command, "--target-r2", -10).stderr
+    assert "warning" not in run(*command, "--stop-at-r2", -10).stderr
 
 
 def test_the_warning_tells_an_r2_from_the_target_that_it_missed() -> None:
@@ -250,7 +250,7 @@ def test_help_opens_with_what_is_written_and_has_an_example(command: str) -> Non
 
 def test_help_describes_the_options_of_a_fit_in_the_words_of_its_config() -> None:
     shown = " ".join(run("record", "--help").stdout.split())
-    for name in ("iterations", "target_r2", "time_budget", "schedule", "seed", "device"):
+    for name in ("iterations", "stop_at_r2", "time_budget", "schedule", "seed", "device"):
         assert describe(FitConfig)[name] in shown, name
 
 

@@ -376,7 +376,7 @@ def test_mirrored_replays_are_the_maps_mirrored(digits, tmp_path):
         ({"recorder_settings": 5}, "recorder_settings is 5; expected settings by name"),
         ({"recorder_settings": "gamma=7"}, "recorder_settings has gamma, which is a setting of KRIL"),
         ({"recorder_settings": "device=cpu"}, "device, which is the run's"),
-        ({"recorder_settings": "target_r2=2"}, "target_r2"),
+        ({"recorder_settings": "stop_at_r2=2"}, "stop_at_r2"),
         ({"recorder_settings": "batch_size=9", "recorder": "raw"}, "batch_size is given, .* recorder raw fits none"),
         ({"batch_size": 1}, "batch_size is 1"),
         ({"ce": "new"}, "ce is 'new'; expected seen"),

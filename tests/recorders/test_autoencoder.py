@@ -405,7 +405,7 @@ def test_features_of_any_shape_have_settings_for_a_budget(shape):
 
 
 def test_it_stops_at_the_target_and_what_is_stored_keeps_the_promise():
-    fit = FitConfig(target_r2=0.3, iterations=300)
+    fit = FitConfig(stop_at_r2=0.3, iterations=300)
     settings = {name: TINY[name] for name in ("d0", "c0", "c1")} | KINDS["few"]
     job = job_for(*maps(), fit=fit, settings=settings)
     content = AutoencoderRecorder().fit(job)

@@ -178,16 +178,22 @@ def test_a_search_that_was_stopped_leaves_nothing_and_starts_anew(few_maps, tmp_
     assert again.info()["r2"] >= 0.9 and [path.name for path in tmp_path.iterdir()] == ["a.krn"]
 
 
-def test_the_papers_network_stops_at_the_target(few_maps, tmp_path):
-    small = {"d0": 32, "c0": 8, "group_size": 32}
-    for given in (
-        {"recorder": "paper", **small},
-        {"preset": "cifar100", **small},
-        {"start": tmp_path / "a.krn"},  # that of the preset
-    ):
-        info = smallest(few_maps, tmp_path / "a.krn", target_r2=-10.0, iterations=60, **given).info()
-        assert (info["stopped_by"], info["iterations"]) == ("target", 50)
-        assert info["recorder"] == "paper" and "network" not in info["settings"]
+def test_a_fit_stops_at_an_r2_and_keeps_its_budget(few_maps, tmp_path):
+    budget = 60_000
+    found = made(few_maps, tmp_path / "a.krn", budget=budget, stop_at_r2=0.5, iterations=200)
+    info = found.info()
+    assert (info["stopped_by"], info["iterations"]) == ("target", 50)
+    assert info["r2"] >= 0.5 and found.nbytes <= budget
+    assert (info["fit"]["stop_at_r2"], info["fit"]["target_r2"]) == (0.5, None)
+
+
+def test_the_papers_network_of_a_fixed_size_is_fitted_once_for_a_target(few_maps, tmp_path):
+    fits = set()
+    info = smallest(
+        few_maps, tmp_path / "a.krn", preset="cifar100", d0=32, c0=8, group_size=32, target_r2=-10.0, iterations=10,
+        watch=of_fits(lambda progress: fits.add(progress.name)),
+    ).info()  # fmt: skip
+    assert len(fits) == 1 and info["recorder"] == "paper"
 
 
 def test_more_bytes_than_it_can_use_give_its_finest_step(few_maps, tmp_path):
@@ -219,7 +225,7 @@ def test_through_a_head_it_keeps_what_the_head_sees(maps, tmp_path):
         ({"budget": 900}, BudgetError, "the budget is 900"),
         ({"network": "small"}, SettingError, "unknown setting 'network'"),
         ({"network": "compact"}, SettingError, "unknown setting 'network'"),  # the file has it; nobody sets it
-        ({"components": 10_000}, SettingError, "components is 10000"),
+        ({"components": 10_000, "budget": "1MB"}, SettingError, "components is 10000"),
         ({"budget": None, "components": 10_000}, SettingError, "components is 10000"),
         ({"budget": None, "components": 10_000, "step": 0.3}, SettingError, "components is 10000"),
         ({"budget": None, "step": 0.0}, SettingError, "step is 0"),

@@ -285,7 +285,7 @@ def test_a_head_of_any_precision_may_be_checkpointed(tmp_path):
 
 def test_it_stops_at_the_target_and_the_file_keeps_the_promise(tmp_path):
     features, labels = relu_maps(60, (6, 5, 6))
-    krnet.record(features, labels, target_r2=0.3, iterations=2000, out=tmp_path / "x.krn", **TINY)
+    krnet.record(features, labels, stop_at_r2=0.3, iterations=2000, out=tmp_path / "x.krn", **TINY)
     info = krnet.open(tmp_path / "x.krn").info()
     assert info["stopped_by"] == "target" and info["r2"] >= 0.3 and info["iterations"] < 2000
     assert krnet.verify(tmp_path / "x.krn", features)["r2"] >= 0.3
@@ -301,7 +301,7 @@ def test_the_running_loss_proposes_the_end_and_all_features_decide(monkeypatch):
         return found if len(measured) > 1 else Fidelity(found.mse, -100.0)
 
     monkeypatch.setattr(recorders.fit, "fidelity", doubting)
-    info = krnet.record(features, target_r2=-10.0, iterations=2000, **TINY).info()
+    info = krnet.record(features, stop_at_r2=-10.0, iterations=2000, **TINY).info()
     assert len(measured) == 2 and info["iterations"] == 2 * TARGET_EVERY
 
 

@@ -194,7 +194,7 @@ def bench(
     for target in targets:
         say(f"time to R2 {target}")
         recording = api.record(
-            source, labels, preset=preset, target_r2=target, device=str(torch_device), recorder="paper", **settings
+            source, labels, preset=preset, stop_at_r2=target, device=str(torch_device), recorder="paper", **settings
         )
         info = recording.info()
         keys = ("r2", "iterations", "fit_seconds", "stopped_by")

@@ -119,7 +119,14 @@ def record(
             show_default="the samples of FEATURES",
         ),
     ] = None,
-    target_r2: Annotated[float | None, fit_option("target_r2", "none")] = None,
+    target_r2: Annotated[
+        float | None,
+        typer.Option(
+            help="R2 to reach with the smallest file, instead of --budget; a few whole fits search for it.",
+            show_default="none",
+        ),
+    ] = None,
+    stop_at_r2: Annotated[float | None, fit_option("stop_at_r2", "none")] = None,
     time_budget: Annotated[
         Any, fit_option("time_budget", "none", parser=option(parse_duration), metavar="SECONDS|10m|1h30m")
     ] = None,
@@ -177,7 +184,7 @@ def record(
     given = merge(
         settings or [],
         iterations=iterations,
-        target_r2=target_r2,
+        stop_at_r2=stop_at_r2,
         time_budget=time_budget,
         schedule=schedule,
         seed=seed,
@@ -192,7 +199,8 @@ def record(
         with Display(quiet) as display:
             recording = api.record(
                 features, labels, recorder=recorder, preset=preset, resume=resume, out=out, key=key, start=start,
-                images=images, trunk=_read_trunk(trunk, device), watch=display, budget=budget, room=room, **given,
+                images=images, trunk=_read_trunk(trunk, device), watch=display, budget=budget, room=room,
+                target_r2=target_r2, **given,
             )  # fmt: skip
     except KeyboardInterrupt:
         if _write_time_ns(checkpoint) not in (None, old_write_time):
@@ -202,12 +210,12 @@ def record(
         raise typer.Exit(130) from None
     info = {"path": str(out), **recording.info()}
     output.show(info, output.info_rows(info), as_json)
-    target = given.get("target_r2")
+    target = target_r2 if stop_at_r2 is None else stop_at_r2
     if target is not None and info["r2"] < target:
         advice = (
             f"Record again with more --iterations (these were {info['iterations']:,}), a longer --time-budget, or a "
-            f"wider network (--set d0=... or --set c0=...)"
-            if get_recorder(info["recorder"]).stops_at_target
+            f"larger --budget"
+            if target_r2 is None
             else "No larger file was better: leave out settings that hold it back, fit longer where there is a network "
             "(--iterations, --time-budget), or take another recorder"
         )

@@ -44,7 +44,7 @@ from krnet.train.config import FitConfig
 PROBE_SAMPLES = 8
 PROBE_VALUES = 64  # per sample, evenly spaced: 2 KB in all
 FIT_NAMES = frozenset(f.name for f in fields(FitConfig))
-UNTRAINED_NAMES = frozenset({"target_r2", "seed", "device"})  # the FIT_NAMES that recorders without training take, too
+UNTRAINED_NAMES = frozenset({"seed", "device"})  # the FIT_NAMES that recorders without training take, too
 HEADER_BYTES, ENTRY_BYTES = 1400, 170  # upper bounds: the header's fixed part, and one tensor's entry in the header
 # Opening a file may decode at most FREE_NUMBERS + NUMBERS_PER_BYTE * file_bytes numbers (see bound_opening).
 FREE_NUMBERS, NUMBERS_PER_BYTE = 1 << 24, 1 << 12
@@ -188,8 +188,6 @@ class Recorder(ABC):
     """It trains a network: the settings of FitConfig apply, and R2 varies a little between fits of the same size."""
     grows: ClassVar[bool] = False
     """With a recording of its own as `start`, it keeps that recording's samples bit for bit and adds the others."""
-    stops_at_target: ClassVar[bool] = False
-    """True: target_r2 ends the fit. False: target_r2 starts a search for the smallest file that reaches it."""
     starts_warm: ClassVar[bool] = False
     """Given a recording of its own to start from, its network starts from that one's weights."""
     fast_is_exact: ClassVar[bool] = False

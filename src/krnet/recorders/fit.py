@@ -1,7 +1,7 @@
 """Shared by recorders that train a network: the training step, the run around it, and the replayer.
 
     ids -> Feed -> values -> NetworkFit.outputs -> loss -> new weights       on a GPU each step is one CUDA graph
-    NetworkFit -> run_fit -> Content                                         checkpoints, target_r2, time limit, watcher
+    NetworkFit -> run_fit -> Content                                         checkpoints, R2 or time to stop at, watcher
     ids -> NetworkReplayer.inputs -> network -> original scale -> features   small batches are CUDA graphs, too
 
 A recorder supplies its network, and the network's inputs for a batch of IDs.
@@ -42,7 +42,7 @@ NET = "net."  # prefix of the network's tensors
 WARM_UP_SHARE, HOLD_SHARE = 0.01, 0.3  # shares of a fit: the learning rate rises during the one, falls after the other
 CPU_PART_BYTES = 16 << 20  # of the largest map in a batch on a CPU: more would not stay in its cache
 GRAPH_BATCH_SIZES = (1, 16, 256)  # small batches are padded to one of these, each of which has its CUDA graph
-TARGET_EVERY = 50  # iterations between two checks of target_r2
+TARGET_EVERY = 50  # iterations between two checks of stop_at_r2
 HEAD_CHUNK_SAMPLES = 4096  # samples that the head takes at once, before the fit
 
 
@@ -231,7 +231,7 @@ class NetworkFit(ABC):
 
 
 def run_fit(recorder: Recorder, trainee: NetworkFit, settings: Mapping[str, Any]) -> Content:
-    """Train until iterations, time or target_r2 end the fit. A checkpoint is resumed only under the same `settings`."""
+    """Train until iterations, time or stop_at_r2 ends it. A checkpoint is resumed only under the same `settings`."""
     job, stats = trainee.job, trainee.job.stats
     values_per_sample = stats.count // job.samples.num_samples
 
@@ -242,7 +242,7 @@ def run_fit(recorder: Recorder, trainee: NetworkFit, settings: Mapping[str, Any]
         return replace(progress, values={"R2": batch_r2(progress.values["loss"]), **progress.values})
 
     def reached(iteration: int, loss: float) -> bool:
-        target = job.fit.target_r2
+        target = job.fit.stop_at_r2
         if target is None or iteration % TARGET_EVERY or batch_r2(loss) < target:
             return False
         # The running loss is an estimate: measure R2 on all features, as they would be stored and replayed.

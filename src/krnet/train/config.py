@@ -23,9 +23,8 @@ class FitConfig:
 
     iterations: int | None = None
     """Largest number of updates. By default the schedule's number, or no limit if time_budget is given."""
-    target_r2: float | None = None
-    """R2 over all features to reach with the smallest file, which a few whole fits search for. Recorder paper fits once
-    instead, and stops when it reaches the R2."""
+    stop_at_r2: float | None = None
+    """End the fit as soon as the R2 over all features reaches this; looked at every 50 updates."""
     time_budget: float | None = None
     """Seconds of fitting, without compilation, after which to stop; the learning rate falls over this time."""
     batch_size: int = 1000
@@ -56,8 +55,8 @@ class FitConfig:
             check_int("iterations", self.iterations, 1)
         check_int("batch_size", self.batch_size, 1)
         check_int("seed", self.seed, 0, 2**63 - 1)
-        if self.target_r2 is not None:
-            check_range("target_r2", self.target_r2, -math.inf, 1)
+        if self.stop_at_r2 is not None:
+            check_range("stop_at_r2", self.stop_at_r2, -math.inf, 1)
         if self.time_budget is not None:
             check_range("time_budget", self.time_budget, 1e-3)
         for name in ("lr", "muon_lr", "gamma", "checkpoint_s"):

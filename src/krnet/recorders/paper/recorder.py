@@ -115,7 +115,6 @@ class PaperRecorder(PresetRecorder):
     header_name = "krnet"
     config_class = NetworkConfig
     inputs = frozenset({"preset", "head", "start"})
-    stops_at_target = True
     starts_warm = True
 
     def with_derived(self, settings: Mapping[str, Any], shape: tuple[int, ...], num_samples: int) -> dict[str, Any]:
