@@ -13,8 +13,8 @@ import krnet
 ROOT = Path(krnet.__file__).parent
 # A package, or a file of the root, imports only what stands before it.
 ORDER = [
-    "errors", "config", "device", "progress", "io", "coding", "data", "nn", "features", "train", "recorders", "recording",
-    "recording_file", "export", "api", "learners", "task_loop", "bench", "report", "cli",
+    "errors", "config", "device", "progress", "io", "coding", "data", "nn", "features", "train", "recorders",
+    "recording_file", "appending", "recording", "export", "api", "learners", "task_loop", "bench", "report", "cli",
 ]  # fmt: skip
 # Files of these packages that all plug-ins may use; every other file or folder there is a plug-in.
 SHARED = {

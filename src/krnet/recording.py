@@ -18,15 +18,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from krnet.appending import Addition, grown_contents
 from krnet.config import check_choice
 from krnet.device import pick_device
 from krnet.errors import InputError, NotARecordingError, OversizedRecordingError, UnknownSampleError
 from krnet.features.samples import LABELS, Samples
+from krnet.features.source import open_features
 from krnet.features.stats import normalise
 from krnet.io import archive
-from krnet.io.atomic import atomic_write
+from krnet.io.atomic import AnyPath, atomic_write, refuse_overwriting
 from krnet.io.header import RESTORE
 from krnet.recorders.base import Replayer, bound_opening, written_by
+from krnet.recording_file import destination
 
 PRECISIONS = ("exact", "fast")
 NUMBER = (int, float)
@@ -112,6 +115,16 @@ class Recording:
         return self._archive.nbytes
 
     @property
+    def r2(self) -> float:
+        """How well replays match the features, over all samples: 1 is perfect, 0 as good as the mean value.
+
+        >>> import krnet, torch
+        >>> krnet.record(torch.rand(20, 4, 3, 3), recorder="quantized", step=0.01).r2 > 0.99
+        True
+        """
+        return float(self._archive.metadata["metrics"]["r2"])
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one sample."""
         return self._samples.shape
@@ -139,6 +152,20 @@ class Recording:
         values = self.replay(ids.reshape(-1))
         return values.reshape((*ids.shape, *self.shape))
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """All samples as an array (N, *shape), float32 unless another type is asked for.
+
+        >>> import krnet, numpy, torch
+        >>> numpy.asarray(krnet.record(torch.rand(20, 4, 3, 3), recorder="quantized")).shape
+        (20, 4, 3, 3)
+        """
+        if copy is False:
+            raise ValueError(f"{self.path}: an array of a recording is always new: its samples are decoded; copy=False")
+        array = np.empty((len(self), *self.shape), np.float32 if dtype is None else dtype)
+        for ids in torch.arange(len(self)).split(self._chunk_samples):
+            array[ids[0] : ids[-1] + 1] = self.replay(ids).cpu().numpy()
+        return array
+
     def __iter__(self) -> Iterator[Tensor]:
         for i in range(len(self)):
             yield self[i]
@@ -147,13 +174,17 @@ class Recording:
         """Replay ids (B,) int64 in 0 .. N-1 -> float32 (B, *shape) on the recording's device."""
         precision = precision or self.precision
         check_choice("precision", precision, PRECISIONS)
-        sample_bytes = 4 * max(1, torch.Size(self.shape).numel())
-        step = max(1, min(4096, CHUNK_BYTES // sample_bytes))
+        step = self._chunk_samples
         replayer = self._load()  # first, because it refuses a shape that the file is too small for
         result = torch.empty((len(ids), *self.shape), device=self.device)
         for start in range(0, len(ids), step):
             result[start : start + step] = replayer.decode(ids[start : start + step], fast=precision == "fast")
         return result
+
+    @property
+    def _chunk_samples(self) -> int:
+        """Number of samples that are decoded at once."""
+        return max(1, min(4096, CHUNK_BYTES // (4 * max(1, torch.Size(self.shape).numel()))))
 
     def _load(self) -> Replayer:
         """Return the replayer; read the tensors at the first call."""
@@ -243,6 +274,53 @@ class Recording:
         with atomic_write(path) as target, self.path.open("rb") as file:
             shutil.copyfileobj(file, target)
         return Path(path)
+
+    def append(
+        self,
+        features: Any,
+        labels: Any = None,
+        *,
+        out: AnyPath | None = None,
+        budget: int | str | None = None,
+        head: nn.Module | None = None,
+        key: str | None = None,
+        watch: Any = None,
+        **settings: Any,
+    ) -> Recording:
+        """Return the recording with more samples, whose IDs follow on; the features of the old ones are not needed.
+
+        Old samples are replayed as before, to the bit. Recorders that can do this are krnet, pca, quantized, transform
+        and pq; the others refuse. New samples are coded with what was learned from the first ones, so record enough of
+        these, and of all kinds; `krnet.record(room=...)` plans the bytes for the samples to come.
+
+        features   as for krnet.record; samples of the same shape and type as the old ones
+        labels     one integer per new sample, if the recording has labels; new classes may come
+        out        file to write, by default a temporary one. It may be the recording's own file, which is replaced by
+                   the grown one; this object then still replays the old samples
+        budget     size of the grown file, at most. By default it has as many bytes a sample as now, or as planned with
+                   room; the labels of samples that are not sorted by class come on top
+        head       as for krnet.record
+        key        name of the array, for a file that holds several
+        watch      called during a fit, as for krnet.record
+
+        Further settings are those of a fit (iterations, time_budget, seed, ...), by default the recording's own.
+        R2 afterwards is that of all samples, each channel scaled by its range in the first recording.
+
+        >>> import krnet, torch
+        >>> features = torch.rand(60, 4, 3, 3)
+        >>> recording = krnet.record(features[:40], recorder="quantized")
+        >>> grown = recording.append(features[40:])
+        >>> len(grown), torch.equal(grown[:40], recording[:])
+        (60, True)
+        """
+        keeper, path = destination(out)
+        if path.resolve() == self.path.resolve():
+            keeper = self._keep
+        refuse_overwriting([path], [item for item in (features, labels) if isinstance(item, str | os.PathLike)])
+        source = open_features(features, key=key)
+        added = Addition(source, labels, budget, head, watch, settings)
+        archive.write(path, *grown_contents(self, self._archive.metadata, added, self.device, path))
+        return Recording(archive.open_archive(path), self.device, self.precision, keeper, self._trunk)
 
     def dataset(self) -> RecordingDataset:
         """Return a torch Dataset of (feature, label) on the CPU, for a DataLoader with any number of workers."""
