@@ -100,6 +100,10 @@ def record(
 
     Other settings are those of the recorder and, if it trains a network, those of FitConfig (batch_size, schedule,
     lr, ...); `krnet record --recorder NAME --list-settings` prints them.
+
+    >>> recording = krnet.record(torch.rand(40, 4, 3, 3), recorder="pca", budget="10kB", out="features.krn")
+    >>> recording[5].shape
+    torch.Size([4, 3, 3])
     """
     earlier = open(start) if isinstance(start, str | os.PathLike) else start
     chosen = get_recorder(recorder or default_recorder(preset, earlier))
@@ -231,6 +235,9 @@ def open(
     device     where to replay; None takes the GPU if there is one
     precision  exact (full fp32) or fast (bf16 on a GPU)
     trunk      for a recording of images (recorder images): the module that makes features of them
+
+    >>> len(krnet.open("features.krn"))
+    40
     """
     check_choice("precision", precision, PRECISIONS)
     return Recording(archive.open_archive(path), pick_device(device), precision, trunk=trunk)
@@ -250,6 +257,9 @@ def verify(
     key        name of the array, for a file of features that holds several
 
     The probe of a recording of images needs its trunk; without one, `probe_error` is None.
+
+    >>> krnet.verify("features.krn")["ok"]
+    True
     """
     recording = open(path, device, trunk=trunk)
     opened = archive.open_archive(path)

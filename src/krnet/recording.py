@@ -43,7 +43,15 @@ CHUNK_BYTES = 64 << 20  # features decoded at once: bounds the memory of a large
 
 
 class Recording:
-    """N samples, replayed by ID. Opening reads the header; the tensors are read and checked at the first replay."""
+    """N samples, replayed by ID. Opening reads the header; the tensors are read and checked at the first replay.
+
+    `krnet.record` and `krnet.open` return one. The examples of its methods use this one:
+
+    >>> features, labels = torch.rand(40, 4, 3, 3), torch.arange(40) % 4
+    >>> recording = krnet.record(features, labels, recorder="quantized", step=0.1, out="features.krn")
+    >>> len(recording)
+    40
+    """
 
     def __init__(
         self,
@@ -83,55 +91,91 @@ class Recording:
 
     @property
     def fingerprint(self) -> str:
-        """The checksum of the header, which covers the checksums of all tensors: it identifies the file's content."""
+        """The checksum of the header, which covers the checksums of all tensors: it identifies the file's content.
+
+        >>> krnet.open("features.krn").fingerprint == recording.fingerprint
+        True
+        """
         return self._archive.checksum
 
     @property
     def recorder(self) -> str:
-        """Name of the recorder that wrote the file."""
+        """Name of the recorder that wrote the file.
+
+        >>> recording.recorder
+        'quantized'
+        """
         return self._recorder.name
 
     @property
     def lacks(self) -> frozenset[str]:
-        """Inputs that a replay needs and that were not given: the trunk, for a recording of images."""
+        """Inputs that a replay needs and that were not given: the trunk, for a recording of images.
+
+        >>> recording.lacks
+        frozenset()
+        """
         return self._recorder.replay_inputs if self._trunk is None else frozenset()
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings of the recorder that wrote the file."""
+        """The settings of the recorder that wrote the file.
+
+        >>> recording.settings["step"]
+        0.1
+        """
         return dict(self._archive.metadata["settings"])
 
     def tensor(self, name: str, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Read and check a stored tensor, for recorders that start from this recording."""
+        """Read and check a stored tensor, for recorders that start from this recording.
+
+        >>> recording.tensor("low").shape
+        torch.Size([4])
+        """
         return self._archive.tensor(name, shape=shape, dtype=dtype)
 
     @property
     def path(self) -> Path:
+        """The file.
+
+        >>> recording.path.name
+        'features.krn'
+        """
         return self._archive.path
 
     @property
     def nbytes(self) -> int:
-        """Size of the whole file."""
+        """Size of the whole file.
+
+        >>> recording.nbytes == recording.path.stat().st_size
+        True
+        """
         return self._archive.nbytes
 
     @property
     def r2(self) -> float:
         """How well replays match the features, over all samples: 1 is perfect, 0 as good as the mean value.
 
-        >>> import krnet, torch
-        >>> krnet.record(torch.rand(20, 4, 3, 3), recorder="quantized", step=0.01).r2 > 0.99
+        >>> 0.9 < recording.r2 < 1
         True
         """
         return float(self._archive.metadata["metrics"]["r2"])
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one sample."""
+        """Shape of one sample.
+
+        >>> recording.shape
+        (4, 3, 3)
+        """
         return self._samples.shape
 
     @property
     def labels(self) -> Tensor | None:
-        """Labels (N,) int64 by sample ID; None if the features were recorded without labels."""
+        """Labels (N,) int64 by sample ID; None if the features were recorded without labels.
+
+        >>> recording.labels[:6].tolist()
+        [0, 1, 2, 3, 0, 1]
+        """
         labels = self._samples.labels
         return None if labels is None else labels.clone()
 
@@ -142,12 +186,20 @@ class Recording:
         return f"Recording({str(self.path)!r}: {len(self)} samples of {self.shape}, {self.nbytes} bytes)"
 
     def to(self, device: str | torch.device, precision: str | None = None) -> Recording:
-        """Return the same recording on another device, or in another precision (exact or fast)."""
+        """Return the same recording on another device, or in another precision (exact or fast).
+
+        >>> recording.to("cpu", precision="fast").precision
+        'fast'
+        """
         check_choice("precision", precision or self.precision, PRECISIONS)
         return Recording(self._archive, pick_device(device), precision or self.precision, self._keep, self._trunk)
 
     def __getitem__(self, which: Any) -> Tensor:
-        """Replay by ID: an integer gives one sample; a slice, list, mask or tensor gives a batch in that order."""
+        """Replay by ID: an integer gives one sample; a slice, list, mask or tensor gives a batch in that order.
+
+        >>> recording[5].shape, recording[[5, 3]].shape, recording[recording.labels == 1].shape
+        (torch.Size([4, 3, 3]), torch.Size([2, 4, 3, 3]), torch.Size([10, 4, 3, 3]))
+        """
         ids = self._parse_index(which)
         values = self.replay(ids.reshape(-1))
         return values.reshape((*ids.shape, *self.shape))
@@ -155,9 +207,8 @@ class Recording:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """All samples as an array (N, *shape), float32 unless another type is asked for.
 
-        >>> import krnet, numpy, torch
-        >>> numpy.asarray(krnet.record(torch.rand(20, 4, 3, 3), recorder="quantized")).shape
-        (20, 4, 3, 3)
+        >>> numpy.asarray(recording).shape
+        (40, 4, 3, 3)
         """
         if copy is False:
             raise ValueError(f"{self.path}: an array of a recording is always new: its samples are decoded; copy=False")
@@ -171,7 +222,11 @@ class Recording:
             yield self[i]
 
     def replay(self, ids: Tensor, precision: str | None = None) -> Tensor:
-        """Replay ids (B,) int64 in 0 .. N-1 -> float32 (B, *shape) on the recording's device."""
+        """Replay ids (B,) int64 in 0 .. N-1 -> float32 (B, *shape) on the recording's device.
+
+        >>> recording.replay(torch.tensor([5, 3])).shape
+        torch.Size([2, 4, 3, 3])
+        """
         precision = precision or self.precision
         check_choice("precision", precision, PRECISIONS)
         step = self._chunk_samples
@@ -230,7 +285,11 @@ class Recording:
         return torch.where(ids < 0, ids + n, ids)
 
     def info(self) -> dict[str, Any]:
-        """Return size, quality and settings as plain values, as `krnet info --json` prints them."""
+        """Return size, quality and settings as plain values, as `krnet info --json` prints them.
+
+        >>> recording.info()["num_samples"], recording.info()["num_classes"]
+        (40, 4)
+        """
         metadata = self._archive.metadata
         metrics = metadata["metrics"]
         info = {
@@ -269,7 +328,11 @@ class Recording:
         return (exact - fast).square().mean().item()
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Check the whole file and copy it."""
+        """Check the whole file and copy it.
+
+        >>> recording.save("copy.krn").name
+        'copy.krn'
+        """
         self._archive.verify()
         with atomic_write(path) as target, self.path.open("rb") as file:
             shutil.copyfileobj(file, target)
@@ -306,10 +369,7 @@ class Recording:
         Further settings are those of a fit (iterations, time_budget, seed, ...), by default the recording's own.
         R2 afterwards is that of all samples, each channel scaled by its range in the first recording.
 
-        >>> import krnet, torch
-        >>> features = torch.rand(60, 4, 3, 3)
-        >>> recording = krnet.record(features[:40], recorder="quantized")
-        >>> grown = recording.append(features[40:])
+        >>> grown = recording.append(torch.rand(20, 4, 3, 3), labels=[7] * 20)
         >>> len(grown), torch.equal(grown[:40], recording[:])
         (60, True)
         """
@@ -323,13 +383,21 @@ class Recording:
         return Recording(archive.open_archive(path), self.device, self.precision, keeper, self._trunk)
 
     def dataset(self) -> RecordingDataset:
-        """Return a torch Dataset of (feature, label) on the CPU, for a DataLoader with any number of workers."""
+        """Return a torch Dataset of (feature, label) on the CPU, for a DataLoader with any number of workers.
+
+        >>> feature, label = recording.dataset()[5]
+        >>> feature.shape, int(label)
+        (torch.Size([4, 3, 3]), 1)
+        """
         return RecordingDataset(self)
 
     def loader(self, batch_size: int, shuffle: bool = False, seed: int = 0) -> Loader:
         """Return an iterable of batches (features, labels) on the recording's device.
 
         Each pass has another shuffled order; the orders depend on `seed` only.
+
+        >>> [len(labels) for features, labels in recording.loader(16, shuffle=True)]
+        [16, 16, 8]
         """
         return Loader(self, batch_size, shuffle, seed)
 

@@ -108,6 +108,14 @@ def learn(
     `seconds` and `task_seconds` in run.json say how long the run would take without interruption and without shared
     files. Time before a kill counts as far as a checkpoint or file recorded it; so does a base task that another
     method trained.
+
+    >>> images, labels = torch.randint(256, (40, 3, 8, 8)).byte(), torch.arange(40) % 4
+    >>> data = krnet.data.from_arrays(images, labels, images, labels, layout="NCHW")
+    >>> tasks = krnet.protocol.split([0, 1, 2, 3], num_classes=4, tasks=1)
+    >>> settings = {"backbone": "resnet8", "base_epochs": 1, "epochs": 1, "batch_size": 20}
+    >>> run = krnet.learn("finetune", data, tasks, out="run", settings=settings, device="cpu")
+    >>> len(run["accuracy_matrix"])
+    2
     """
     plan = _make_plan(method, data, split, settings_of([method], settings or {}, data, preset)[method], seed, device)
     folder = Path(out)
