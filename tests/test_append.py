@@ -184,6 +184,15 @@ def test_new_classes_may_come_and_few_samples_at_a_time(firsts, features):
     assert error < 2 * (recording[:FIRST] - features[:FIRST]).square().mean()
 
 
+def test_labels_that_are_no_longer_sorted_take_bytes_of_their_own(features, labels):
+    order = labels[:FIRST].argsort(stable=True)
+    first = krnet.record(features[order], labels[order], recorder="quantized", step=0.1)
+    with_labels = first.append(features[FIRST:], labels[FIRST:])
+    without = krnet.record(features[order], recorder="quantized", step=0.1).append(features[FIRST:])
+    assert "labels" in archive.open_archive(with_labels.path).names
+    assert torch.equal(with_labels[:], without[:]) and torch.equal(with_labels.labels[FIRST:], labels[FIRST:])
+
+
 # ------------------------------------------------------------------ bytes
 
 

@@ -40,6 +40,7 @@ from krnet.recording_file import Decode, check_size, file_contents, read_parts
 from krnet.train.config import FitConfig
 
 SURE_R2 = 1 - 1e-9  # the variance of old features follows from MSE and R2; above this it is that of their replays
+SMALL_EXCESS = 0.01  # share of the file's size
 HEADER_MARGIN_BYTES = 64  # by how much the headers of two files may differ that hold the same samples
 
 FileContents = tuple[dict[str, Tensor], dict[str, Any]]
@@ -65,12 +66,14 @@ def grown_contents(
     recorder = get_recorder(start.recorder)
     job = _job(recorder, start, metadata, added, device)
     describe = partial(_describe_features, metadata=metadata)
+    # A budget that was given with room is still the plan.
+    planned = {name: metadata["fit"][name] for name in ("budget", "room") if "room" in metadata["fit"]}
 
     def make(budget: int | None) -> FileContents:
         chosen = {} if budget is None else recorder.for_budget(job, budget)
         fitted = replace(job, settings={**chosen, **job.settings})
         tensors, made = file_contents(fitted, recorder, recorder.fit(fitted), describe)
-        made["fit"] |= {name: metadata["fit"][name] for name in ("budget", "room") if name in metadata["fit"]}
+        made["fit"] |= planned
         return tensors, made
 
     if added.budget is not None:
@@ -86,8 +89,9 @@ def grown_contents(
     own = [tensor for name, tensor in found[0].items() if name != "labels" and not name.startswith("probe.")]
     bound_bytes = overhead_bytes(job, len(own), found[1]["settings"]) + sum(tensor.nbytes for tensor in own)
     smaller = make(max(1, limit + bound_bytes - size_bytes - HEADER_MARGIN_BYTES))
-    # One or two tiny samples may not fit however coarse they are: then that would gain nothing.
-    return smaller if archive.file_bytes(*smaller) <= limit else found
+    # A few small samples may not fit however coarse they are: that would spoil them and save next to nothing.
+    spoilt = archive.file_bytes(*smaller) > limit and size_bytes <= (1 + SMALL_EXCESS) * limit
+    return found if spoilt else smaller
 
 
 def default_budget(start: Earlier, metadata: Mapping[str, Any], samples: Samples) -> int:
