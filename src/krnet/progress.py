@@ -21,7 +21,14 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Progress:
-    """What a long call is doing, how far it is, and how well it goes."""
+    """What a long call is doing, how far it is, and how well it goes; its `watch` receives one every few steps.
+
+    >>> import krnet, torch
+    >>> seen = []
+    >>> recording = krnet.record(torch.rand(40, 4, 3, 3), recorder="pca", watch=seen.append)
+    >>> seen[0].name, seen[0].share, seen[0].done, seen[0].unit
+    ('reading the features', 1.0, 40, 'samples')
+    """
 
     name: str
     """What is being done, in a few words: "fit", "kril, task 2 of 10: training"."""

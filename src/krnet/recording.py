@@ -18,15 +18,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from krnet.appending import Addition, grown_contents
 from krnet.config import check_choice
 from krnet.device import pick_device
 from krnet.errors import InputError, NotARecordingError, OversizedRecordingError, UnknownSampleError
 from krnet.features.samples import LABELS, Samples
+from krnet.features.source import open_features
 from krnet.features.stats import normalise
 from krnet.io import archive
-from krnet.io.atomic import atomic_write
+from krnet.io.atomic import AnyPath, atomic_write, refuse_overwriting
 from krnet.io.header import RESTORE
+from krnet.progress import Watch, closing_watch
 from krnet.recorders.base import Replayer, bound_opening, written_by
+from krnet.recording_file import destination
 
 PRECISIONS = ("exact", "fast")
 NUMBER = (int, float)
@@ -40,7 +44,15 @@ CHUNK_BYTES = 64 << 20  # features decoded at once: bounds the memory of a large
 
 
 class Recording:
-    """N samples, replayed by ID. Opening reads the header; the tensors are read and checked at the first replay."""
+    """N samples, replayed by ID. Opening reads the header; the tensors are read and checked at the first replay.
+
+    `krnet.record` and `krnet.open` return one. The examples of its methods use this one:
+
+    >>> features, labels = torch.rand(40, 4, 3, 3), torch.arange(40) % 4
+    >>> recording = krnet.record(features, labels, recorder="quantized", step=0.1, out="features.krn")
+    >>> len(recording)
+    40
+    """
 
     def __init__(
         self,
@@ -80,45 +92,91 @@ class Recording:
 
     @property
     def fingerprint(self) -> str:
-        """The checksum of the header, which covers the checksums of all tensors: it identifies the file's content."""
+        """The checksum of the header, which covers the checksums of all tensors: it identifies the file's content.
+
+        >>> krnet.open("features.krn").fingerprint == recording.fingerprint
+        True
+        """
         return self._archive.checksum
 
     @property
     def recorder(self) -> str:
-        """Name of the recorder that wrote the file."""
+        """Name of the recorder that wrote the file.
+
+        >>> recording.recorder
+        'quantized'
+        """
         return self._recorder.name
 
     @property
     def lacks(self) -> frozenset[str]:
-        """Inputs that a replay needs and that were not given: the trunk, for a recording of images."""
+        """Inputs that a replay needs and that were not given: the trunk, for a recording of images.
+
+        >>> recording.lacks
+        frozenset()
+        """
         return self._recorder.replay_inputs if self._trunk is None else frozenset()
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings of the recorder that wrote the file."""
+        """The settings of the recorder that wrote the file.
+
+        >>> recording.settings["step"]
+        0.1
+        """
         return dict(self._archive.metadata["settings"])
 
     def tensor(self, name: str, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Read and check a stored tensor, for recorders that start from this recording."""
+        """Read and check a stored tensor, for recorders that start from this recording.
+
+        >>> recording.tensor("low").shape
+        torch.Size([4])
+        """
         return self._archive.tensor(name, shape=shape, dtype=dtype)
 
     @property
     def path(self) -> Path:
+        """The file.
+
+        >>> recording.path.name
+        'features.krn'
+        """
         return self._archive.path
 
     @property
     def nbytes(self) -> int:
-        """Size of the whole file."""
+        """Size of the whole file.
+
+        >>> recording.nbytes == recording.path.stat().st_size
+        True
+        """
         return self._archive.nbytes
 
     @property
+    def r2(self) -> float:
+        """How well replays match the features, over all samples: 1 is perfect, 0 as good as the mean value.
+
+        >>> 0.9 < recording.r2 < 1
+        True
+        """
+        return float(self._archive.metadata["metrics"]["r2"])
+
+    @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one sample."""
+        """Shape of one sample.
+
+        >>> recording.shape
+        (4, 3, 3)
+        """
         return self._samples.shape
 
     @property
     def labels(self) -> Tensor | None:
-        """Labels (N,) int64 by sample ID; None if the features were recorded without labels."""
+        """Labels (N,) int64 by sample ID; None if the features were recorded without labels.
+
+        >>> recording.labels[:6].tolist()
+        [0, 1, 2, 3, 0, 1]
+        """
         labels = self._samples.labels
         return None if labels is None else labels.clone()
 
@@ -129,31 +187,60 @@ class Recording:
         return f"Recording({str(self.path)!r}: {len(self)} samples of {self.shape}, {self.nbytes} bytes)"
 
     def to(self, device: str | torch.device, precision: str | None = None) -> Recording:
-        """Return the same recording on another device, or in another precision (exact or fast)."""
+        """Return the same recording on another device, or in another precision (exact or fast).
+
+        >>> recording.to("cpu", precision="fast").precision
+        'fast'
+        """
         check_choice("precision", precision or self.precision, PRECISIONS)
         return Recording(self._archive, pick_device(device), precision or self.precision, self._keep, self._trunk)
 
     def __getitem__(self, which: Any) -> Tensor:
-        """Replay by ID: an integer gives one sample; a slice, list, mask or tensor gives a batch in that order."""
+        """Replay by ID: an integer gives one sample; a slice, list, mask or tensor gives a batch in that order.
+
+        >>> recording[5].shape, recording[[5, 3]].shape, recording[recording.labels == 1].shape
+        (torch.Size([4, 3, 3]), torch.Size([2, 4, 3, 3]), torch.Size([10, 4, 3, 3]))
+        """
         ids = self._parse_index(which)
         values = self.replay(ids.reshape(-1))
         return values.reshape((*ids.shape, *self.shape))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """All samples as an array (N, *shape), float32 unless another type is asked for.
+
+        >>> numpy.asarray(recording).shape
+        (40, 4, 3, 3)
+        """
+        if copy is False:
+            raise ValueError(f"{self.path}: an array of a recording is always new: its samples are decoded; copy=False")
+        array = np.empty((len(self), *self.shape), np.float32 if dtype is None else dtype)
+        for ids in torch.arange(len(self)).split(self._chunk_samples):
+            array[ids[0] : ids[-1] + 1] = self.replay(ids).cpu().numpy()
+        return array
 
     def __iter__(self) -> Iterator[Tensor]:
         for i in range(len(self)):
             yield self[i]
 
     def replay(self, ids: Tensor, precision: str | None = None) -> Tensor:
-        """Replay ids (B,) int64 in 0 .. N-1 -> float32 (B, *shape) on the recording's device."""
+        """Replay ids (B,) int64 in 0 .. N-1 -> float32 (B, *shape) on the recording's device.
+
+        >>> recording.replay(torch.tensor([5, 3])).shape
+        torch.Size([2, 4, 3, 3])
+        """
         precision = precision or self.precision
         check_choice("precision", precision, PRECISIONS)
-        sample_bytes = 4 * max(1, torch.Size(self.shape).numel())
-        step = max(1, min(4096, CHUNK_BYTES // sample_bytes))
+        step = self._chunk_samples
         replayer = self._load()  # first, because it refuses a shape that the file is too small for
         result = torch.empty((len(ids), *self.shape), device=self.device)
         for start in range(0, len(ids), step):
             result[start : start + step] = replayer.decode(ids[start : start + step], fast=precision == "fast")
         return result
+
+    @property
+    def _chunk_samples(self) -> int:
+        """Number of samples that are decoded at once."""
+        return max(1, min(4096, CHUNK_BYTES // (4 * max(1, torch.Size(self.shape).numel()))))
 
     def _load(self) -> Replayer:
         """Return the replayer; read the tensors at the first call."""
@@ -199,7 +286,11 @@ class Recording:
         return torch.where(ids < 0, ids + n, ids)
 
     def info(self) -> dict[str, Any]:
-        """Return size, quality and settings as plain values, as `krnet info --json` prints them."""
+        """Return size, quality and settings as plain values, as `krnet info --json` prints them.
+
+        >>> recording.info()["num_samples"], recording.info()["num_classes"]
+        (40, 4)
+        """
         metadata = self._archive.metadata
         metrics = metadata["metrics"]
         info = {
@@ -238,20 +329,77 @@ class Recording:
         return (exact - fast).square().mean().item()
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Check the whole file and copy it."""
+        """Check the whole file and copy it.
+
+        >>> recording.save("copy.krn").name
+        'copy.krn'
+        """
         self._archive.verify()
         with atomic_write(path) as target, self.path.open("rb") as file:
             shutil.copyfileobj(file, target)
         return Path(path)
 
+    @closing_watch
+    def append(
+        self,
+        features: Any,
+        labels: Any = None,
+        *,
+        out: AnyPath | None = None,
+        budget: int | str | None = None,
+        head: nn.Module | None = None,
+        key: str | None = None,
+        watch: Watch | None = None,
+        **settings: Any,
+    ) -> Recording:
+        """Return the recording with more samples, whose IDs follow on; the features of the old ones are not needed.
+
+        Old samples are replayed as before, to the bit. Recorders that can do this are krnet, pca, quantized, transform
+        and pq; the others refuse. New samples are coded with what was learned from the first ones, so record enough of
+        these, and of all kinds; `krnet.record(room=...)` plans the bytes for the samples to come.
+
+        features   as for krnet.record; samples of the same shape and type as the old ones
+        labels     one integer per new sample, if the recording has labels; new classes may come
+        out        file to write, by default a temporary one. It may be the recording's own file, which is replaced by
+                   the grown one; this object then still replays the old samples
+        budget     size of the grown file, at most. By default it has as many bytes a sample as now, or as planned with
+                   room; the labels of samples that are not sorted by class come on top
+        head       as for krnet.record
+        key        name of the array, for a file that holds several
+        watch      called with a Progress every few steps; `krnet.show_progress` draws a bar
+
+        Further settings are those of a fit (iterations, time_budget, seed, ...), by default the recording's own.
+        R2 afterwards is that of all samples, each channel scaled by its range in the first recording.
+
+        >>> grown = recording.append(torch.rand(20, 4, 3, 3), labels=[7] * 20)
+        >>> len(grown), torch.equal(grown[:40], recording[:])
+        (60, True)
+        """
+        keeper, path = destination(out)
+        if path.resolve() == self.path.resolve():
+            keeper = self._keep
+        refuse_overwriting([path], [item for item in (features, labels) if isinstance(item, str | os.PathLike)])
+        source = open_features(features, key=key)
+        added = Addition(source, labels, budget, head, watch, settings)
+        archive.write(path, *grown_contents(self, self._archive.metadata, added, self.device, path))
+        return Recording(archive.open_archive(path), self.device, self.precision, keeper, self._trunk)
+
     def dataset(self) -> RecordingDataset:
-        """Return a torch Dataset of (feature, label) on the CPU, for a DataLoader with any number of workers."""
+        """Return a torch Dataset of (feature, label) on the CPU, for a DataLoader with any number of workers.
+
+        >>> feature, label = recording.dataset()[5]
+        >>> feature.shape, int(label)
+        (torch.Size([4, 3, 3]), 1)
+        """
         return RecordingDataset(self)
 
     def loader(self, batch_size: int, shuffle: bool = False, seed: int = 0) -> Loader:
         """Return an iterable of batches (features, labels) on the recording's device.
 
         Each pass has another shuffled order; the orders depend on `seed` only.
+
+        >>> [len(labels) for features, labels in recording.loader(16, shuffle=True)]
+        [16, 16, 8]
         """
         return Loader(self, batch_size, shuffle, seed)
 

@@ -2,13 +2,18 @@
 
 Job, Content    -> file_contents  -> tensors and metadata of the file, with the error of its replays
 a finished file -> check_finished -> refused unless samples, settings and budget are those of the call
+OUT, or nothing -> destination    -> the path to write to
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import tempfile
 import time
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
@@ -17,20 +22,51 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from krnet.errors import NonFiniteLossError, ResumeError
+from krnet.errors import BudgetError, InputError, NonFiniteLossError, NotARecordingError, ResumeError
 from krnet.features.metrics import fidelity
 from krnet.features.samples import Samples
 from krnet.features.stats import normalise
 from krnet.io import archive
+from krnet.io.atomic import AnyPath
+from krnet.io.header import RESTORE
 from krnet.io.ledger import package_version
-from krnet.recorders.base import PROBE_SAMPLES, PROBE_VALUES, Content, Job, Recorder
-from krnet.recording import Recording
+from krnet.recorders.base import PROBE_SAMPLES, PROBE_VALUES, Content, Earlier, Job, Recorder
 
 NO_LABELS = torch.zeros(0)
 
+Decode = Callable[[Tensor], Tensor]  # IDs (B,) -> features (B, *shape)
+
+
+def destination(out: AnyPath | None) -> tuple[object, Path]:
+    """Return (None, path), refused now if it cannot be written; without `out`, a temporary path and its keeper.
+
+    The temporary folder is removed when its keeper is garbage-collected.
+    """
+    if out is not None:
+        path = Path(out)
+        if not path.parent.is_dir():
+            raise InputError(f"{path}: no folder {path.parent}; create it or choose another place")
+        if path.is_dir():
+            raise InputError(f"{path}: is a folder; expected the name of a file to write")
+        return None, path
+    folder = tempfile.mkdtemp(prefix="krnet-")
+
+    class Keeper:
+        """An object that every Recording of the file refers to."""
+
+    keeper = Keeper()
+    weakref.finalize(keeper, _remove_folder, folder, os.getpid())
+    return keeper, Path(folder) / "recording.krn"
+
+
+def _remove_folder(folder: str, owner: int) -> None:
+    # A forked worker has a copy of the keeper, and must not remove its parent's file.
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
+
 
 def check_finished(
-    path: Path,
+    recording: Earlier,
     samples: Samples,
     recorder: Recorder,
     settings: Mapping[str, Any],
@@ -44,8 +80,7 @@ def check_finished(
     budget     the budget, given or default, that the file must have been made for; None to ignore it
     max_bytes  the largest size the file may have; None for any. A default budget is an aim, and no limit
     """
-    recording = Recording(archive.open_archive(path), torch.device("cpu"))
-    info = recording.info()
+    path, info = recording.path, recording.info()
     found = {"recorder": info["recorder"], "samples": len(recording), "shape": recording.shape}
     expected = {"recorder": recorder.name, "samples": samples.num_samples, "shape": samples.shape}
     for name in sorted(settings.keys() & info["settings"].keys()):
@@ -63,22 +98,68 @@ def check_finished(
                 f"{path}: a finished recording, {name} {found[name]}; this one is to have {name} {value}. "
                 f"Choose another output, or record without resume to replace it"
             )
-    if max_bytes is not None and recording.nbytes > max_bytes:
+    if max_bytes is not None and info["bytes"] > max_bytes:
         raise ResumeError(
-            f"{path}: a finished recording of {recording.nbytes} bytes; the budget is {max_bytes}. Choose another "
+            f"{path}: a finished recording of {info['bytes']} bytes; the budget is {max_bytes}. Choose another "
             f"output, or record without resume to replace it"
         )
 
 
-def file_contents(job: Job, recorder: Recorder, content: Content) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def check_size(path: Path, metadata: Mapping[str, Any], found: int, budget: int, recorder: Recorder) -> None:
+    """Refuse a file that is larger than its budget."""
+    if found > budget:
+        settings = ", ".join(f"{name} {value}" for name, value in metadata["settings"].items())
+        grown = metadata["fit"]["start"] is not None
+        error = BudgetError(
+            f"{path}: takes {found} bytes with recorder {recorder.name} ({settings}), the smallest it found for "
+            f"these features and settings; the budget is {budget}. Nothing was written. Raise the budget to {found} "
+            + (
+                "bytes, or record all samples anew; a file that is to grow keeps to a budget if the first recording is "
+                "made with room (--room) for as many samples as it will hold"
+                if grown
+                else "bytes, leave out settings of your own, or take another recorder"
+            )
+        )
+        error.needed = found
+        raise error
+
+
+def describe_features(job: Job, decode: Decode) -> dict[str, Any]:
+    """What the metadata say of the features, with the error of their replays."""
+    measured = fidelity(decode, job.source, job.stats, job.watch)
+    return {
+        "features": job.stats.digest,
+        "feature_bytes": job.source.nbytes,
+        "feature_dtype": str(job.source.dtype).removeprefix("torch."),
+        "metrics": {"mse": measured.mse, "r2": measured.r2, "zero_ratio": job.stats.zero_ratio},
+    }
+
+
+def read_parts(metadata: Mapping[str, Any], path: Path) -> list[int]:
+    """Numbers of samples that a recording began with and that were appended to it, call by call."""
+    parts, num_samples = metadata.get("parts"), metadata["num_samples"]
+    if parts is None:
+        return [num_samples]
+    valid = isinstance(parts, list) and all(type(size) is int and size > 0 for size in parts)
+    if not valid or sum(parts) != num_samples:
+        raise NotARecordingError(f"{path}: parts {parts!r:.99}; expected those of {num_samples} samples. {RESTORE}")
+    return list(parts)
+
+
+def file_contents(
+    job: Job,
+    recorder: Recorder,
+    content: Content,
+    describe: Callable[[Job, Decode], dict[str, Any]] = describe_features,
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Replay what a recorder has fitted, measure the error, and return the tensors and the metadata of the file."""
     replayer = recorder.replay(job.samples, content.settings, content, job.device)
     replayer.trunk = job.trunk
-    measured = fidelity(replayer.decode, job.source, job.stats, job.watch)
-    if not isfinite(measured.mse):
+    described = describe(job, replayer.decode)
+    metrics = described["metrics"]
+    if not isfinite(metrics["mse"]):
         raise NonFiniteLossError("the fitted recorder decodes to NaN or infinity; nothing was written. Lower lr")
     probe = torch.linspace(0, job.samples.num_samples - 1, PROBE_SAMPLES).round().long().unique()
-    metrics = {"mse": measured.mse, "r2": measured.r2, "zero_ratio": job.stats.zero_ratio}
     if job.device.type == "cuda":
         exact, fast = (
             normalise(replayer.decode(probe, fast=f), job.stats.low, job.stats.high, clamp=False) for f in (False, True)
@@ -91,17 +172,17 @@ def file_contents(job: Job, recorder: Recorder, content: Content) -> tuple[dict[
         "probe.ids": probe,
         "probe.values": probe_values(replayer.decode(probe)),
     }
-    start = None if job.start is None else job.start.fingerprint
+    fit = {**asdict(job.fit), "preset": job.preset, "head": job.head is not None}
+    fit["start"] = None if job.start is None else job.start.fingerprint
+    if job.room is not None:
+        fit["room"] = job.room
     metadata = {
         "kind": "recording",
         "recorder": recorder.header_name or recorder.name,
         **sample_metadata,
-        "features": job.stats.digest,
-        "feature_bytes": job.source.nbytes,
-        "feature_dtype": str(job.source.dtype).removeprefix("torch."),
+        **described,
         "settings": content.settings,
-        "fit": {**asdict(job.fit), "preset": job.preset, "head": job.head is not None, "start": start},
-        "metrics": metrics,
+        "fit": fit,
         "iterations": content.iterations,
         "stopped_by": content.stopped_by,
         "times": {

@@ -226,6 +226,30 @@ def test_an_option_whose_metavar_is_its_name_in_capitals_is_named(command: Calla
             assert (option.metavar or "").lower() != name or named
 
 
+def test_append_adds_samples_to_a_file_and_leaves_the_old_ones(folder: Path, tmp_path: Path) -> None:
+    features, labels, first, out = (
+        folder / "features.npy",
+        folder / "labels.npy",
+        tmp_path / "f.krn",
+        tmp_path / "g.krn",
+    )
+    run_json("record", features, "--labels", labels, "-o", first, "--recorder", "quantized")
+    found = run_json("append", first, features, "--labels", labels, "-o", out, "--device", "cpu")
+    assert found["num_samples"] == 2 * N and found["path"] == str(out) and found["num_classes"] == 4
+    assert torch.equal(krnet.open(out)[:N], krnet.open(first)[:])
+    run_json("append", out, features, "--labels", labels, "-o", out, "--budget", "1MB")
+    assert len(krnet.open(out)) == 3 * N
+    for arguments, message in {
+        ("-o", out): "has labels, and none are given",
+        ("--labels", labels, "-o", out, "--set", "head=1"): "head",
+        ("--labels", labels, "-o", out, "--iterations", 3): "recorder quantized fits none",
+    }.items():
+        refused = run("append", first, features, *arguments)
+        assert refused.exit_code == 1 and message in refused.stderr
+    refused = run("append", folder / "a.krn", features, "--labels", labels, "-o", tmp_path / "x.krn")
+    assert refused.exit_code == 1 and "recorder paper, which cannot" in refused.stderr
+
+
 def test_help_needs_no_torch() -> None:
     code = "import sys, krnet.cli.app as c; c.app(['record', '--help'], standalone_mode=False)"
     code += "; print('torch' in sys.modules)"
@@ -235,12 +259,12 @@ def test_help_needs_no_torch() -> None:
 
 def test_commands_come_in_pipeline_order_and_version_is_printed() -> None:
     text = run("--help").stdout
-    places = [text.index(f"\n  {name} ") for name in ("plan", "record", "info", "verify", "replay", "demo")]
+    places = [text.index(f"\n  {name} ") for name in ("plan", "record", "append", "info", "verify", "replay", "demo")]
     assert places == sorted(places)
     assert run("--version").stdout.startswith("krnet")
 
 
-@pytest.mark.parametrize("command", ["plan", "record", "info", "verify", "replay", "demo"])
+@pytest.mark.parametrize("command", ["plan", "record", "append", "info", "verify", "replay", "demo"])
 def test_help_opens_with_what_is_written_and_has_an_example(command: str) -> None:
     text = run(command, "--help").stdout
     first = text.split("\n\n")[1].strip()

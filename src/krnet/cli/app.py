@@ -1,6 +1,6 @@
 """The entry point of the command line: collect the commands, and turn errors into exit codes.
 
-    plan -> record -> info, verify, replay   record.py
+    plan -> record -> info, verify, replay   record.py; append in append.py
     learn, demo, bench                       learn.py, demo.py, bench.py
 
 A command parses its options, calls the library, and prints: results on stdout, progress and messages on stderr.
@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from krnet.cli.append import append
 from krnet.cli.bench import bench
 from krnet.cli.demo import demo
 from krnet.cli.learn import learn
@@ -65,6 +66,7 @@ def common(
 
 app.command(short_help="Predict the size of a recording.")(plan)
 app.command(short_help="Write features to a recording file.")(record)
+app.command(short_help="Add samples to a recording.")(append)
 app.command(short_help="Show what a recording holds, its size and its error.")(info)
 app.command(short_help="Check a recording byte by byte, or against its features.")(verify)
 app.command(short_help="Write samples of a recording to a .npy file.")(replay)

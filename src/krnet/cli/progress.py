@@ -27,7 +27,13 @@ ACCURACY = "accuracy"  # values whose name begins so are shown in percent
 
 
 class Display:
-    """A watcher that draws a bar, or prints lines. The bar appears with the first Progress and goes with `close`."""
+    """A watcher that draws a bar on a terminal or in a notebook, and prints lines elsewhere.
+
+    The bar appears with the first Progress and goes with `close`, which every call with `watch` calls at its end.
+
+    >>> import krnet, torch
+    >>> recording = krnet.record(torch.rand(40, 4, 3, 3), recorder="pca", watch=krnet.show_progress)
+    """
 
     def __init__(self, quiet: bool = False):
         self._quiet = quiet

@@ -2,7 +2,7 @@
 
     decode(ids), source.read(ids), for all samples -> Fidelity: MSE and R2 of per-channel-normalised values
 
-R2 = 1 - MSE / variance of all normalised values.
+R2 = 1 - MSE / variance of all normalised values. Moments are what R2 needs to know of samples whose features are gone.
 """
 
 from __future__ import annotations
@@ -33,6 +33,31 @@ def r_squared(mse: float, variance: float) -> float:
     return 1 - mse / variance
 
 
+@dataclass(frozen=True)
+class Moments:
+    """Of the normalised values of some samples: how many, their mean and variance, and the MSE of their replays."""
+
+    count: int
+    mean: float
+    variance: float
+    mse: float
+
+    def __add__(self, other: Moments) -> Moments:
+        """Those of both sets of samples together (Chan et al. 1979)."""
+        count = self.count + other.count
+        share, other_share = self.count / count, other.count / count
+        return Moments(
+            count,
+            share * self.mean + other_share * other.mean,
+            share * self.variance + other_share * other.variance + share * other_share * (self.mean - other.mean) ** 2,
+            share * self.mse + other_share * other.mse,
+        )
+
+    @property
+    def r2(self) -> float:
+        return r_squared(self.mse, self.variance)
+
+
 def fidelity(
     decode: Callable[[Tensor], Tensor], source: FeatureSource, stats: FeatureStats, watch: Watch | None = None
 ) -> Fidelity:
@@ -42,9 +67,9 @@ def fidelity(
     for ids in torch.arange(len(source)).split(batch_size):
         replayed = decode(ids)
         real = source.read(ids).to(replayed.device)
-        # Replays are not clamped: an error outside the range of the features counts too.
-        difference = normalise(replayed, stats.low, stats.high, clamp=False) - normalise(real, stats.low, stats.high)
-        square_sum += difference.double().square().sum().item()
+        # Not clamped: an error outside the range counts too.
+        replayed, real = (normalise(x, stats.low, stats.high, clamp=False) for x in (replayed, real))
+        square_sum += (replayed - real).double().square().sum().item()
         tell(int(ids[-1]) + 1)
     mse = square_sum / stats.count
     return Fidelity(mse, r_squared(mse, stats.variance))

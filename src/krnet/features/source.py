@@ -91,15 +91,33 @@ class FeatureSource:
             self._fill(out, ids)
         return out
 
-    def behind(self, first: int) -> FeatureSource:
-        """source[first:]: the samples from ID `first` on, renumbered from 0."""
+    def part(self, first: int, end: int | None = None) -> FeatureSource:
+        """source[first:end]: the samples from ID `first` to before `end`, renumbered from 0."""
+        end = len(self) if end is None else end
         return FeatureSource(
             self.name,
-            (len(self) - first, *self.shape),
+            (end - first, *self.shape),
             str(self.dtype).removeprefix("torch."),
             lambda out, ids: self._fill(out, ids + first),
-            None if self.resident is None else self.resident[first:],
+            None if self.resident is None else self.resident[first:end],
         )
+
+
+class ExtendedSource(FeatureSource):
+    """Replays of a recording, which stand in for features that are no longer at hand, and new features after them."""
+
+    def __init__(self, held: FeatureSource, new: FeatureSource):
+        def fill(out: torch.Tensor, ids: torch.Tensor) -> None:
+            for rows, source, first in (ids < len(held), held, 0), (ids >= len(held), new, len(held)):
+                out[rows] = source.read(ids[rows] - first).to(out.dtype)
+
+        super().__init__(new.name, (len(held) + len(new), *new.shape), "float32", fill)
+        self.held, self.new = held, new
+
+    def part(self, first: int, end: int | None = None) -> FeatureSource:
+        # The new features themselves: in their own dtype, and without a copy where they are in memory.
+        whole_new = first == len(self.held) and end in (None, len(self))
+        return self.new if whole_new else super().part(first, end)
 
 
 def _check_spec(name: str, full_shape: Sequence[int], dtype: str) -> None:

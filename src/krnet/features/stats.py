@@ -1,14 +1,18 @@
 """Statistics of all features, computed in one pass, and the normalisation by their range.
 
 FeatureSource -> scan -> FeatureStats (low, high, mean, std per channel; zero_ratio; digest)
+FeatureSource, sizes of its parts -> digest_of_parts -> digest, as a recording that was appended to has it
 values --normalise--> [0, 1] per channel --denormalise--> values
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 
@@ -99,6 +103,27 @@ def scan(source: FeatureSource, *, chunk_bytes: int = 64 << 20, watch: Watch | N
     count = len(source) * sample_size
     std = (square_sum / (len(source) * channel_size)).sqrt().masked_fill(low == high, 0.0)
     return FeatureStats(low, high, mean, std, num_zeros / count, count, digest.hexdigest())
+
+
+def chain_digests(first: str, second: str) -> str:
+    """The digest of features that came in two parts, from the digests of the parts."""
+    return hashlib.blake2b(f"{first} {second}".encode(), digest_size=16).hexdigest()
+
+
+def digest_of_parts(source: FeatureSource, sizes: Sequence[int]) -> str:
+    """The digest of features that came in parts of these numbers of samples, one after the other."""
+    ends = itertools.accumulate(sizes)
+    return reduce(chain_digests, (scan(source.part(end - size, end)).digest for size, end in zip(sizes, ends)))
+
+
+def metric_range(low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The range by which errors of appended samples are normalised: that of the recording.
+
+    Samples may be appended that vary where all before were constant. Such a channel counts as one of average range.
+    """
+    span = high - low
+    typical = span[span > 0].mean() if (span > 0).any() else torch.ones(())
+    return low, torch.where(span > 0, high, low + typical)
 
 
 def _not_finite(name: str, stored: torch.Tensor, start: int) -> FeatureError:

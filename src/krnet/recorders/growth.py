@@ -76,7 +76,7 @@ def new_samples_job(job: Job, recorder: str) -> Job:
             f"all samples, those that start holds first"
         )
     check_held_features(job, start)
-    new_source = source.behind(num_held)
+    new_source = source.part(num_held)
     low, high = (start.tensor(n, shape=job.stats.low.shape, dtype=torch.float32) for n in ("low", "high"))
     return replace(
         job,

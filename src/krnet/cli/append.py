@@ -1,0 +1,76 @@
+"""The command `krnet append`.
+
+RECORDING, FEATURES -> append -> OUT.krn, which holds the samples of both
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from krnet.cli import output
+from krnet.cli.options import Device, FeaturesFile, Json, Key, Quiet, Set, fit_option, merge, option
+from krnet.cli.output import say
+from krnet.config import parse_duration, parse_size
+
+
+def append(
+    path: Annotated[Path, typer.Argument(metavar="FILE.krn", help="Recording to add samples to.", show_default=False)],
+    features: FeaturesFile,
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", "-o", metavar="OUT.krn", help="File to write; FILE.krn itself to replace it.", show_default=False
+        ),
+    ],
+    labels: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="L.npy", help="Class of each new sample; required if FILE.krn has labels.", show_default="none"
+        ),
+    ] = None,
+    key: Key = None,
+    budget: Annotated[
+        Any,
+        typer.Option(
+            parser=option(parse_size),
+            metavar="12MB|800kB|BYTES",
+            help="Largest size of OUT.krn (MB = 10^6 bytes).",
+            show_default="as many bytes a sample as FILE.krn, or as planned with --room",
+        ),
+    ] = None,
+    iterations: Annotated[int | None, fit_option("iterations", "as FILE.krn")] = None,
+    time_budget: Annotated[
+        Any, fit_option("time_budget", "as FILE.krn", parser=option(parse_duration), metavar="SECONDS|10m|1h30m")
+    ] = None,
+    device: Device = None,
+    settings: Set = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Writes OUT.krn: the samples of FILE.krn, unchanged, and after them those of FEATURES; prints size and error.
+
+    The features that FILE.krn was recorded from are not needed. Recorders that can do this: krnet, pca, quantized,
+    transform and pq.
+
+    \b
+    Example:
+      krnet append features.krn more.npy --labels more_labels.npy -o features.krn
+    """
+    from krnet import api
+    from krnet.cli.progress import Display
+    from krnet.recorders.base import check_names, get_recorder
+
+    given = merge(settings or [], iterations=iterations, time_budget=time_budget)
+    recording = api.open(path, device)
+    check_names(get_recorder(recording.recorder), given)
+    try:
+        with Display(quiet) as display:
+            grown = recording.append(features, labels, out=out, budget=budget, key=key, watch=display, **given)
+    except KeyboardInterrupt:
+        say("stopped; nothing was written")
+        raise typer.Exit(130) from None
+    info = {"path": str(out), **grown.info()}
+    output.show(info, output.info_rows(info), as_json)
