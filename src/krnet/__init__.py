@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from krnet import data
     from krnet.api import open, record, verify
     from krnet.data import protocol
+    from krnet.features.extract import extract
     from krnet.recording import Recording
     from krnet.task_loop import learn
 
@@ -24,13 +25,25 @@ if TYPE_CHECKING:
 _HOMES = {
     "Recording": "recording",
     "data": None,
+    "extract": "features.extract",
     "learn": "task_loop",
     "open": "api",
     "protocol": "data",
     "record": "api",
     "verify": "api",
 }
-__all__ = ["KrnetError", "Recording", "RecordingError", "data", "learn", "open", "protocol", "record", "verify"]
+__all__ = [
+    "KrnetError",
+    "Recording",
+    "RecordingError",
+    "data",
+    "extract",
+    "learn",
+    "open",
+    "protocol",
+    "record",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> Any:
