@@ -225,7 +225,7 @@ def test_an_array_called_labels_that_cannot_be_labels_is_refused(labels, tmp_pat
 
 @pytest.mark.parametrize("kind", ["array", "loader"])
 @pytest.mark.parametrize("at", [2, 4, 6])
-def test_an_interrupted_call_resumes_to_the_same_bytes(kind, at, tmp_path, monkeypatch):
+def test_an_interrupted_call_resumes_to_the_same_bytes(kind, at, tmp_path):
     options = {"batch_size": BATCH} if kind == "array" else {}
     given = lambda: (IMAGES, LABELS) if kind == "array" else (loader(), None)  # noqa: E731
     whole = krnet.extract(make_trunk(), *given(), out=tmp_path / "whole.safetensors", **options).read_bytes()
@@ -270,8 +270,10 @@ def test_a_killed_process_resumes_to_the_same_bytes(tmp_path):
         from krnet.features import feature_file
         feature_file.SAVE_EVERY_S = 0.0
         class Slow(torch.nn.Module):
+            calls = 0
             def forward(self, x):
-                time.sleep(0.05)
+                self.calls += 1
+                time.sleep(0 if self.calls < 6 else 600)
                 return x * 2
         krnet.extract(Slow(), "images.npy", list(range(50)), out="a.safetensors", batch_size=2)
     """
@@ -481,8 +483,8 @@ def test_a_full_disk_is_named_and_the_rest_is_written_when_there_is_room(tmp_pat
 
 
 def test_memory_stays_bounded_while_a_large_file_passes_through(tmp_path):
-    # 300 MiB of images, sparse on disk, become 300 MiB of features; every page that is read counts until handed back.
-    array = np.lib.format.open_memmap(tmp_path / "large.npy", "w+", np.float32, (4800, 16, 32, 32))
+    # 200 MiB of images, sparse on disk, become 200 MiB of features; every page that is read counts until handed back.
+    array = np.lib.format.open_memmap(tmp_path / "large.npy", "w+", np.float32, (3200, 16, 32, 32))
     array[::500] = 1
     del array
     script = """
@@ -491,12 +493,12 @@ def test_memory_stays_bounded_while_a_large_file_passes_through(tmp_path):
         peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         krnet.extract(torch.nn.Identity(), torch.zeros(2, 1, 2, 2), out="warm.safetensors")
         before = peak()
-        krnet.extract(torch.nn.Identity(), "large.npy", list(range(4800)), out="a.safetensors", batch_size=64)
+        krnet.extract(torch.nn.Identity(), "large.npy", list(range(3200)), out="a.safetensors", batch_size=64)
         print(peak() - before)
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "a.safetensors").stat().st_size > 300 << 20
-    assert float(done.stdout) < 150  # MiB; about 76 in fact
+    assert (tmp_path / "a.safetensors").stat().st_size > 200 << 20
+    assert float(done.stdout) < 130  # MiB; about 76 in fact
