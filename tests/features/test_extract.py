@@ -1,5 +1,6 @@
 """Features of images in a file: those of the bare trunk, in bounded memory, resumed to the same bytes."""
 
+import doctest
 import errno
 import json
 import os
@@ -27,6 +28,7 @@ from krnet.errors import (
     ResumeError,
     SettingError,
 )
+from krnet.features import extract as extract_module
 from krnet.features import feature_file
 from krnet.features.feature_file import UnfinishedFile, partial_path
 
@@ -191,6 +193,12 @@ def test_progress_counts_samples(tmp_path):
     steps.clear()
     krnet.extract(make_trunk(), iter([IMAGES[:20], IMAGES[20:]]), out=tmp_path / "a.safetensors", watch=steps.append)
     assert [(step.done, step.share) for step in steps] == [(20, None), (50, None)]
+
+
+def test_the_example_of_the_docstring_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = doctest.testmod(extract_module)
+    assert found.attempted and not found.failed
 
 
 # ------------------------------------------------------------------ what record and verify make of it

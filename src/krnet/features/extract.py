@@ -63,7 +63,7 @@ def extract(
     killed, call it again with resume=True: it goes on where it stopped.
 
     trunk       the network, or the part of one, that turns images into features: any nn.Module. It runs in evaluation
-                mode and in full float32; afterwards it is as it was
+                mode and without the shortened products of float32 that GPUs offer (tf32); afterwards it is as it was
     images      (N, C, H, W), uint8 or float: array, tensor, memmap, path (.npy .npz .safetensors .h5 .zarr), or part of
                 a data set (krnet.data.load(...).train); or a DataLoader, or any iterable of batches: images, or
                 (images, labels). Row i of the file belongs to image i, so a DataLoader must not shuffle. uint8 images
