@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from krnet.catalog import list_learners, list_recorders, settings
     from krnet.cli.progress import show_progress
     from krnet.data import protocol
+    from krnet.features.extract import extract
     from krnet.progress import Progress
     from krnet.recording import Recording
     from krnet.run import Run, load_run
@@ -34,6 +35,7 @@ _HOMES = {
     "Recording": "recording",
     "Run": "run",
     "data": None,
+    "extract": "features.extract",
     "learn": "task_loop",
     "list_learners": "catalog",
     "list_recorders": "catalog",
@@ -54,6 +56,7 @@ __all__ = [
     "Run",
     "data",
     "errors",
+    "extract",
     "learn",
     "list_learners",
     "list_recorders",

@@ -22,7 +22,7 @@ from krnet.device import pick_device
 from krnet.errors import BudgetError, FeatureError, FidelityError, InputError, ProbeError
 from krnet.features.metrics import fidelity
 from krnet.features.samples import Samples
-from krnet.features.source import check_labels, open_features
+from krnet.features.source import check_labels, open_features, stored_labels
 from krnet.features.stats import digest_of_parts, metric_range, scan
 from krnet.io import archive
 from krnet.io.atomic import AnyPath, refuse_overwriting
@@ -80,7 +80,8 @@ def record(
     """Record features so that any sample can be replayed by its ID.
 
     features   tensor, array, memmap, path (.npy .npz .safetensors .h5 .zarr) or anything with len() and [i]
-    labels     one integer per sample; the file keeps them
+    labels     one integer per sample; the file keeps them. By default the array `labels` of a file that holds it beside
+               `features`, as `krnet.extract` writes it
     recorder   how to store the features. Default: krnet; with a preset: paper; with a start: the one that wrote it
     preset     size of a network of the paper: cifar100, imagenet, ...
     budget     size of the file in bytes, at most, as 12_000_000 or "12MB" (MB = 10^6); the recording is the best that
@@ -133,6 +134,8 @@ def record(
     inputs = [item for item in (features, labels, images) if isinstance(item, str | os.PathLike)]
     refuse_overwriting([path], inputs)
     source = open_features(features, key=key)
+    if labels is None:
+        labels = stored_labels(features, key, len(source))
     samples = Samples(len(source), source.shape, check_labels(labels, len(source)))
     if room is not None and room < len(source):
         raise InputError(

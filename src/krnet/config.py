@@ -180,6 +180,14 @@ def parse_targets(text: str) -> tuple[float, ...]:
     return tuple(float(number) for number in numbers if number is not None)
 
 
+def parse_channels(text: str) -> tuple[float, ...]:
+    """Parse a number per channel, such as 0.51,0.49,0.44, or one for all."""
+    numbers = [_parse_number(part) for part in text.split(",")]
+    if None in numbers:
+        raise ValueError(f"{text!r} are not numbers; expected one per channel, such as 0.51,0.49,0.44, or one for all")
+    return tuple(float(number) for number in numbers if number is not None)
+
+
 def parse_setting(text: str) -> tuple[str, Any]:
     """Parse name=value. The value is true, false, none, a number, numbers separated by commas, or a word."""
     name, equals, value = text.partition("=")

@@ -259,12 +259,13 @@ def test_help_needs_no_torch() -> None:
 
 def test_commands_come_in_pipeline_order_and_version_is_printed() -> None:
     text = run("--help").stdout
-    places = [text.index(f"\n  {name} ") for name in ("plan", "record", "append", "info", "verify", "replay", "demo")]
+    commands = ("plan", "extract", "record", "append", "info", "verify", "replay", "demo")
+    places = [text.index(f"\n  {name} ") for name in commands]
     assert places == sorted(places)
     assert run("--version").stdout.startswith("krnet")
 
 
-@pytest.mark.parametrize("command", ["plan", "record", "append", "info", "verify", "replay", "demo"])
+@pytest.mark.parametrize("command", ["plan", "extract", "record", "append", "info", "verify", "replay", "demo"])
 def test_help_opens_with_what_is_written_and_has_an_example(command: str) -> None:
     text = run(command, "--help").stdout
     first = text.split("\n\n")[1].strip()

@@ -35,11 +35,11 @@ from krnet.features.stats import FeatureStats, scan
 from krnet.io import archive, ledger
 from krnet.io.atomic import AnyPath, read_json, write_json
 from krnet.io.header import digest
+from krnet.nn.fingerprint import fingerprint
 from krnet.nn.loaded import HEAD_BATCH, LoadedHead, LoadedTrunk, read_head, read_trunk
 from krnet.progress import Watch, announcing
 from krnet.recorders import base
 from krnet.recorders.base import check_names
-from krnet.recorders.images.recorder import fingerprint
 
 BUDGETS = (3_000_000, 6_500_000, 12_000_000, 24_000_000)  # bytes; the help of `krnet bench rate` names them too
 POINTS_FOLDER, RATE_FILE, PICTURE_FILE, FEATURES_FILE = "points", "rate.json", "rate.png", "features.json"

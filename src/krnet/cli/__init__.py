@@ -1,1 +1,1 @@
-"""The command line: `krnet plan`, `record`, `info`, `verify`, `replay`, `learn`, `demo` and `bench`."""
+"""The command line: a file for each command, or for a few that belong together; app.py collects them."""

@@ -1,7 +1,7 @@
 """The entry point of the command line: collect the commands, and turn errors into exit codes.
 
-    plan -> record -> info, verify, replay   record.py; append in append.py
-    learn, demo, bench                       learn.py, demo.py, bench.py
+    plan, extract -> record -> info, verify, replay   record.py; extract.py, append.py
+    learn, demo, bench                                learn.py, demo.py, bench.py
 
 A command parses its options, calls the library, and prints: results on stdout, progress and messages on stderr.
 Exit codes: 0 done; 1 refused, with `error: ...` on stderr; 2 wrong usage; 130 stopped with Ctrl-C.
@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 from krnet.cli.append import append
 from krnet.cli.bench import bench
 from krnet.cli.demo import demo
+from krnet.cli.extract import extract
 from krnet.cli.learn import learn
 from krnet.cli.output import say
 from krnet.cli.record import info, plan, record, replay, verify
@@ -65,6 +66,7 @@ def common(
 
 
 app.command(short_help="Predict the size of a recording.")(plan)
+app.command(short_help="Write the features that a network makes of images.")(extract)
 app.command(short_help="Write features to a recording file.")(record)
 app.command(short_help="Add samples to a recording.")(append)
 app.command(short_help="Show what a recording holds, its size and its error.")(info)

@@ -173,6 +173,15 @@ def probe_text(error: float | None) -> str:
     return f"decodes to within {error:.3g} of the values decoded when it was written"
 
 
+def extract_rows(written: Mapping[str, Any]) -> Rows:
+    samples = f"{written['num_samples']:,} samples of {shape_text(written['shape'])}, {written['dtype']}"
+    return [
+        ("features", f"{written['path']}: {samples}"),
+        ("labels", "in the same file" if written["has_labels"] else "none"),
+        ("file", megabytes(written["bytes"])),
+    ]
+
+
 def replay_rows(written: Mapping[str, Any]) -> Rows:
     rows = [
         (

@@ -304,21 +304,30 @@ def _open_npy(path: Path, key: str | None) -> FeatureSource:
     return _from_array(open_memmap(path, mode="r"), str(path))
 
 
+def _npz_names(path: Path) -> list[str]:
+    with zipfile.ZipFile(path) as archive:
+        return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
+
+
 def _open_npz(path: Path, key: str | None) -> FeatureSource:
     """Unpack the array to a temporary file, since a compressed one cannot be mapped. The file is deleted at once; its
     memory map stays readable."""
+    name = _pick_array(_npz_names(path), key, path)
     with zipfile.ZipFile(path) as archive, tempfile.NamedTemporaryFile(suffix=".npy") as unpacked:
-        members = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
-        with archive.open(f"{_pick_array(members, key, path)}.npy") as member:
+        with archive.open(f"{name}.npy") as member:
             shutil.copyfileobj(member, unpacked, 1 << 20)
         unpacked.flush()
         return _from_array(open_memmap(unpacked.name, mode="r"), str(path))
 
 
+def _safetensors_names(path: Path) -> list[str]:
+    with safe_open(path, framework="numpy") as checked:
+        return list(checked.keys())
+
+
 def _open_safetensors(path: Path, key: str | None) -> FeatureSource:
     """safe_open checks the file. We map the rows ourselves: the map of safe_open never releases its pages."""
-    with safe_open(path, framework="numpy") as checked:
-        name = _pick_array(list(checked.keys()), key, path)
+    name = _pick_array(_safetensors_names(path), key, path)
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(8), "little")
         entry = json.loads(file.read(header_bytes))[name]
@@ -329,12 +338,26 @@ def _open_safetensors(path: Path, key: str | None) -> FeatureSource:
     return _from_array(np.memmap(path, stored, "r", offset, shape), str(path), dtype)
 
 
-def _open_h5(path: Path, key: str | None) -> FeatureSource:
+def _h5_names(path: Path) -> list[str]:
     h5py = require("h5py", "stores")
-    file = h5py.File(path, "r")  # stays open as long as its dataset is in use
     names: list[str] = []
-    file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
-    return _from_slices(file[_pick_array(names, key, path)], str(path))
+    with h5py.File(path, "r") as file:
+        file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+    return names
+
+
+def _open_h5(path: Path, key: str | None) -> FeatureSource:
+    name = _pick_array(_h5_names(path), key, path)
+    file = require("h5py", "stores").File(path, "r")  # stays open as long as its dataset is in use
+    return _from_slices(file[name], str(path))
+
+
+def _zarr_names(path: Path) -> list[str]:
+    """None of them if the file is a single array."""
+    zarr = require("zarr", "stores")
+    opened = zarr.open(path, mode="r")
+    members = () if isinstance(opened, zarr.Array) else opened.members(max_depth=None)
+    return [name for name, item in members if isinstance(item, zarr.Array)]
 
 
 def _open_zarr(path: Path, key: str | None) -> FeatureSource:
@@ -343,8 +366,7 @@ def _open_zarr(path: Path, key: str | None) -> FeatureSource:
     if isinstance(opened, zarr.Array):
         _refuse_key(key, path)
         return _from_slices(opened, str(path))
-    names = [name for name, item in opened.members(max_depth=None) if isinstance(item, zarr.Array)]
-    return _from_slices(opened[_pick_array(names, key, path)], str(path))
+    return _from_slices(opened[_pick_array(_zarr_names(path), key, path)], str(path))
 
 
 _OPENERS: dict[str, Callable[[Path, str | None], FeatureSource]] = {
@@ -354,6 +376,14 @@ _OPENERS: dict[str, Callable[[Path, str | None], FeatureSource]] = {
     ".h5": _open_h5,
     ".hdf5": _open_h5,
     ".zarr": _open_zarr,
+}
+# Names of the arrays in a file that may hold several.
+_NAMES: dict[str, Callable[[Path], list[str]]] = {
+    ".npz": _npz_names,
+    ".safetensors": _safetensors_names,
+    ".h5": _h5_names,
+    ".hdf5": _h5_names,
+    ".zarr": _zarr_names,
 }
 
 
@@ -395,3 +425,30 @@ def check_labels(labels: Any, num_samples: int) -> torch.Tensor | None:
     if found.max() > np.iinfo(np.int64).max:
         raise LabelError(f"Label {found.max()} is beyond int64; {expected}. Renumber the classes.")
     return torch.from_numpy(found.astype(np.int64))
+
+
+def has_labels(features: Any) -> bool:
+    """Whether a file or mapping holds the arrays `features` and `labels`."""
+    if isinstance(features, (str, os.PathLike)):
+        list_names = _NAMES.get(Path(features).suffix.lower())
+        names = [] if list_names is None else list_names(Path(features))
+    else:
+        names = list(features.keys()) if hasattr(features, "keys") else []
+    return {"features", "labels"} <= set(names)
+
+
+def stored_labels(features: Any, key: str | None, num_samples: int) -> torch.Tensor | None:
+    """The array `labels` that lies beside `features` in the same file or mapping, as `krnet.extract` writes it.
+
+    None if there is none; and with a key, which asks for one array alone.
+    """
+    if key is not None or not has_labels(features):
+        return None
+    try:
+        found = open_features(features, key="labels")
+        return check_labels(found.read(torch.arange(len(found))), num_samples)
+    except InputError as error:
+        raise LabelError(
+            f"The array 'labels' beside the features cannot be their labels: {error} Give labels=, or key='features' "
+            f"to leave them out."
+        ) from error

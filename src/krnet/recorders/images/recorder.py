@@ -19,7 +19,6 @@ not, because the budget has to hold more images now, the decoded images are enco
 from __future__ import annotations
 
 import copy
-import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -37,6 +36,7 @@ from krnet.errors import InputError, NotARecordingError
 from krnet.features.samples import Samples
 from krnet.features.stats import normalise
 from krnet.io.archive import TensorStore
+from krnet.nn.fingerprint import fingerprint
 from krnet.recorders.base import Content, Earlier, Job, Recorder, Replayer, Stored, overhead_bytes, register
 from krnet.recorders.basis import stored_edges
 from krnet.recorders.images.codec import (
@@ -62,16 +62,6 @@ OPEN_WITH = (
 
 
 # ------------------------------------------------------------------ the trunk
-
-
-def fingerprint(trunk: nn.Module) -> str:
-    """A hash of the trunk's weights and buffers; names, device and kind of module do not matter."""
-    digest = hashlib.blake2b(digest_size=16)
-    for tensor in [*trunk.parameters(), *trunk.buffers()]:
-        plain = tensor.detach().cpu().contiguous()
-        digest.update(f"{plain.dtype} {tuple(plain.shape)} ".encode())
-        digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 class Network:
