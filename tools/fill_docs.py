@@ -16,7 +16,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, Field, fields
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
@@ -44,11 +44,18 @@ def settings_table(config: type, *, without: Collection[str] = ()) -> str:
     """Name, default and description of each setting of a config."""
     texts = describe(config)
     lines = [
-        [f"`{field.name}`", f"`{default_text(field)}`", texts[field.name].replace("|", "\\|")]
+        [f"`{field.name}`", shown_default(field), texts[field.name].replace("|", "\\|")]
         for field in fields(config)
         if field.name not in without
     ]
     return table(["setting", "default", "what it does"], lines)
+
+
+def shown_default(field: Field[Any]) -> str:
+    text = default_text(field)
+    if field.default is MISSING:
+        return text
+    return f"`{field.default:g}`" if isinstance(field.default, float) else f"`{text}`"
 
 
 def recorder_abilities() -> str:
