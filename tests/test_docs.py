@@ -89,3 +89,9 @@ def test_the_tree_of_the_architecture_page_is_that_of_the_import_test():
 def test_every_page_is_in_the_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
     assert sorted(re.findall(r"[\w-]+\.md", navigation)) == [path.name for path in PAGES]
+
+
+def test_every_public_name_is_on_the_api_page():
+    text = page("api")
+    missing = [name for name in krnet.__all__ if not re.search(rf"\bkrnet\.{name}\b", text)]
+    assert not missing, "add them to docs/api.md: ::: krnet.NAME"
