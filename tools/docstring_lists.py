@@ -1,9 +1,9 @@
 """Prepare krnet's docstrings for the API page: an extension of griffe, which mkdocstrings reads docstrings with.
 
-    name   text of an argument,            `name`
-           over several lines       ->     :   text of an argument, over several lines
+    name   text of an argument,
+           over several lines       ->     | `name` | text of an argument, over several lines |
 
-Lists of arguments become definition lists, and examples (>>>) become blocks of code. mkdocs.yml names this file.
+Lists of arguments become tables, and examples (>>>) become blocks of code. mkdocs.yml names this file.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import griffe
 ITEM = re.compile(r"^(\S[^\n]*?) {2,}(\S.*)$")
 
 
-def as_definitions(lines: list[str]) -> list[str] | None:
-    """A paragraph as a definition list; None if it is not a list of "name  text"."""
+def as_table(lines: list[str]) -> list[str] | None:
+    """A paragraph as a table; None if it is not a list of "name  text"."""
     if not ITEM.match(lines[0]):
         return None
     items: list[tuple[str, list[str]]] = []
@@ -30,7 +30,8 @@ def as_definitions(lines: list[str]) -> list[str] | None:
             items[-1][1].append(line.strip())
         else:
             return None
-    return [line for names, texts in items for line in (names, f":   {' '.join(texts)}", "")]
+    rows = [(names, " ".join(texts).replace("|", "\\|")) for names, texts in items]
+    return ["| name | meaning |", "|---|---|", *(f"| {names} | {text} |" for names, text in rows), ""]
 
 
 def prepare(text: str) -> str:
@@ -41,7 +42,7 @@ def prepare(text: str) -> str:
         if lines[0].startswith(">>>"):
             result += ["```pycon", *lines, "```", ""]
         else:
-            result += as_definitions(lines) or [*lines, ""]
+            result += as_table(lines) or [*lines, ""]
     return "\n".join(result).strip()
 
 
