@@ -95,3 +95,13 @@ def test_every_public_name_is_on_the_api_page():
     text = page("api")
     missing = [name for name in krnet.__all__ if not re.search(rf"\bkrnet\.{name}\b", text)]
     assert not missing, "add them to docs/api.md: ::: krnet.NAME"
+
+
+def test_the_diffs_of_extending_fit_the_files_that_they_change():
+    diffs = re.findall(r"^```diff\n(.*?)^```$", page("extending"), re.DOTALL | re.MULTILINE)
+    assert diffs
+    for changed in re.split(r"^--- a/", "".join(diffs), flags=re.MULTILINE)[1:]:
+        name, _, *lines = changed.splitlines()
+        source = (ROOT / name).read_text().splitlines()
+        missing = [line[1:] for line in lines if line[:1] in ("-", " ") and line[1:] not in source]
+        assert not missing, name
