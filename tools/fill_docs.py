@@ -21,8 +21,7 @@ from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
 
-from krnet.cli.options import default_text, same_settings
-from krnet.config import describe
+from krnet.config import default_text, describe, same_settings
 from krnet.learners.base import LearnerConfig, get_learner, learner_names
 from krnet.recorders.base import get_recorder, recorder_names
 from krnet.train.config import FitConfig
