@@ -1,4 +1,4 @@
-# make demo, make test, make lint: each sets up .venv by itself, once. Needs Python >= 3.10 and make.
+# make demo, make test, make lint, make docs: each sets up .venv by itself, once. Needs Python >= 3.10 and make.
 #
 #   make test ARGS="-k ledger"     arguments for pytest
 #   make demo PYTHON=python3.12    the Python that .venv is made with
@@ -10,8 +10,9 @@ VENV_PYTHON := .venv/bin/python
 # The stamp carries the folder's checksum: an editable install points at one place, so a clone that was
 # moved or copied together with its .venv is installed again.
 STAMP := .venv/.installed-$(shell pwd | cksum | cut -d' ' -f1)
+DOCS_STAMP := $(STAMP:.venv/.installed-%=.venv/.docs-installed-%)
 
-.PHONY: help setup demo test test-slow test-gpu lint clean
+.PHONY: help setup demo test test-slow test-gpu lint docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -20,8 +21,9 @@ help:
 	@echo "make test-slow  the tests that it leaves out: kernels compiled for the CPU, long fits, much memory"
 	@echo "make test-gpu   the tests that need a GPU; a row in the ledger says how they ended"
 	@echo "make lint       ruff and mypy"
+	@echo "make docs       build the documentation into site/; a warning is an error"
 	@echo "make setup      only make .venv and install into it"
-	@echo "make clean      remove caches, builds and demo/; .venv stays"
+	@echo "make clean      remove caches, builds, site/ and demo/; .venv stays"
 
 setup: $(STAMP)
 
@@ -41,6 +43,16 @@ test-gpu: $(STAMP)
 lint: $(STAMP)
 	$(VENV_PYTHON) -m ruff check .
 	$(VENV_PYTHON) -m mypy
+
+# The variable silences a notice about the future of mkdocs, which is not about these pages.
+docs: $(DOCS_STAMP)
+	$(VENV_PYTHON) tools/fill_docs.py --check
+	NO_MKDOCS_2_WARNING=1 $(VENV_PYTHON) -m mkdocs build --strict --quiet
+	@echo "make: open site/index.html"
+
+$(DOCS_STAMP): $(STAMP)
+	$(VENV_PYTHON) -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[docs]'
+	@touch $@
 
 # constraints.txt pins torch; without it pip may choose a build that brings gigabytes of CUDA along.
 $(STAMP): pyproject.toml constraints.txt
@@ -62,5 +74,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist demo
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist demo site
 	find src tests -type d \( -name __pycache__ -o -name '*.egg-info' \) -prune -exec rm -rf {} +

@@ -1,0 +1,331 @@
+"""Write the generated blocks of the documentation.
+
+config classes, results/ledger.jsonl -> BLOCKS -> the text between <!-- generated: NAME --> and <!-- end -->
+
+    python tools/fill_docs.py            # rewrites every block in docs/
+    python tools/fill_docs.py --check    # writes nothing; exit code 1 and the file's name if a block is out of date
+
+A table of results names the ledger rows it shows by recipe, commit and settings. New rows of other commits change
+nothing: to show them, change the selection here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import MISSING, Field, fields
+from decimal import ROUND_HALF_UP, Decimal
+from pathlib import Path
+from typing import Any
+
+from krnet.config import default_text, describe, same_settings
+from krnet.learners.base import LearnerConfig, get_learner, learner_names
+from krnet.recorders.base import get_recorder, recorder_names
+from krnet.train.config import FitConfig
+
+ROOT = Path(__file__).resolve().parent.parent
+BLOCK = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+Row = dict[str, Any]
+
+
+def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rows = [head, ["---"] * len(head), *lines]
+    return "\n".join("|" + "".join(f" {cell} |" if cell else " |" for cell in row) for row in rows)
+
+
+# ------------------------------------------------------------------ settings
+
+
+def settings_table(config: type, *, without: Collection[str] = ()) -> str:
+    """Name, default and description of each setting of a config."""
+    texts = describe(config)
+    lines = [
+        [f"`{field.name}`", shown_default(field), texts[field.name].replace("|", "\\|")]
+        for field in fields(config)
+        if field.name not in without
+    ]
+    return table(["setting", "default", "what it does"], lines)
+
+
+def shown_default(field: Field[Any]) -> str:
+    text = default_text(field)
+    if field.default is MISSING:
+        return text
+    return f"`{field.default:g}`" if isinstance(field.default, float) else f"`{text}`"
+
+
+def recorder_abilities() -> str:
+    """What each recorder declares: whether it trains and grows, and which inputs it takes beside features."""
+    lines = []
+    for name in recorder_names():
+        recorder = get_recorder(name)
+        inputs = [f"`{item}`" for item in ("head", "start", "preset", "images", "trunk") if item in recorder.inputs]
+        flags = ["yes" if flag else "no" for flag in (recorder.trains, recorder.grows)]
+        lines.append([f"`{name}`", *flags, ", ".join(inputs)])
+    return table(["recorder", "trains a network", "grows", "other inputs"], lines)
+
+
+def recorder_settings() -> str:
+    parts = []
+    for name in recorder_names():
+        recorder = get_recorder(name)
+        parts.append(f"### `{name}`\n\n{settings_table(recorder.config_class, without=recorder.derived)}")
+    return "\n\n".join(parts)
+
+
+def learner_settings() -> str:
+    parts = [f"### All methods\n\n{settings_table(LearnerConfig)}"]
+    for name in learner_names():
+        config = get_learner(name).config_class
+        same = same_settings(config, LearnerConfig)
+        own = [field.name for field in fields(config) if field.name not in same]
+        text = settings_table(config, without=same) if own else "No settings of its own."
+        parts.append(f"### `{name}`\n\n{text}")
+    return "\n\n".join(parts)
+
+
+# ------------------------------------------------------------------ results
+
+
+def ledger() -> list[Row]:
+    lines = (ROOT / "results" / "ledger.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def find(rows: Sequence[Row], recipe: str, commit: str, **settings: Any) -> Row:
+    """The one row of this recipe, commit and settings; a setting that a row lacks counts as None."""
+    found = [
+        row
+        for row in rows
+        if (row["recipe"], row["commit"], row["outcome"]) == (recipe, commit, "ok")
+        and all({**row["settings"], "method": row["metrics"].get("method")}.get(k) == v for k, v in settings.items())
+    ]
+    assert len(found) == 1, f"{len(found)} rows of {recipe}, {commit}, {settings}; expected one"
+    return found[0]
+
+
+def rounded(value: float, digits: int) -> str:
+    """Round half up, from the decimal digits: 0.6105 is 61.1 %, which binary fractions would make 61.0 or 61.1."""
+    return str(Decimal(str(value)).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)).replace("-", "−")
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    return "" if share is None else str((Decimal(str(share)) * 100).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
+
+
+def megabytes(num_bytes: int) -> str:
+    size = num_bytes / 1e6
+    return "0" if not size else f"{size:.0f} MB" if size >= 100 else f"{size:.1f} MB"
+
+
+RATE_COMMIT = "529b10d"
+RATE_BUDGETS = (1_300_000, 3_300_000, 6_500_000, 12_300_000, 24_000_000)
+# Title, recorder, settings that were given: one mapping, or one for each budget.
+RATE_SERIES: tuple[tuple[str, str, Any], ...] = (
+    ("krnet", "krnet", [{"c1": 64}, {"c1": 96}, {"c1": 128}, {"c1": 128}, {"c1": 128}]),
+    ("krnet, narrower network", "krnet", {}),
+    ("krnet, narrower network, head not seen (`gamma=0`)", "krnet", {"gamma": 0}),
+    ("autoencoder", "autoencoder", {}),
+    ("pca", "pca", {}),
+    ("pca, for a classifier (`centroid=-0.5`)", "pca", {"centroid": -0.5}),
+    ("transform", "transform", {}),
+    ("transform, for a classifier (`centroid=-0.5`)", "transform", {"centroid": -0.5}),
+    ("quantized", "quantized", {}),
+    ("quantized, for a classifier (`centroid=0.5`)", "quantized", {"centroid": 0.5}),
+    ("pq", "pq", {}),
+    ("images, through the trunk again", "images", {}),
+)
+
+
+def rate_table() -> str:
+    """R2 and replay accuracy of each recorder at each budget; the best of a column in bold."""
+    rows, cells = ledger(), []
+    for _, recorder, given in RATE_SERIES:
+        by_budget = given if isinstance(given, list) else [given] * len(RATE_BUDGETS)
+        selection = {"recorder": recorder, "iterations": None}
+        found = [
+            find(rows, "rate", RATE_COMMIT, budget=budget, given=own, **selection)["metrics"]
+            for budget, own in zip(RATE_BUDGETS, by_budget, strict=True)
+        ]
+        cells.append([(rounded(m["r2"], 4), percent(m["replay_accuracy"], 2)) for m in found])
+    best = [[max((line[i][j] for line in cells), key=_number) for j in (0, 1)] for i in range(len(RATE_BUDGETS))]
+    lines = []
+    for (title, *_), line in zip(RATE_SERIES, cells, strict=True):
+        shown = [
+            [f"**{text}**" if text == best[i][j] else text for j, text in enumerate(cell)]
+            for i, cell in enumerate(line)
+        ]
+        lines.append([title, *(f"{r2}, {accuracy} %" for r2, accuracy in shown)])
+    heads = [f"{budget / 1e6:g} MB" for budget in RATE_BUDGETS]
+    return table(["recorder", f"{heads[0]}: R², replay accuracy", *heads[1:]], lines)
+
+
+def _number(text: str) -> float:
+    return float(text.replace("−", "-"))
+
+
+TEN_TASKS = {"tasks": [50] + [5] * 10}
+LEARN_ROWS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
+    ("all images (`joint --set only_last=true`)", "learn", "9cc1c55", {"method": "joint"}),
+    ("KRIL on real features (`--recorder raw`)", "learn", "f1b6632", {"method": "kril", "recorder": "raw"}),
+    ("**KRIL**, two KRNets of the paper's size", "learn", "9cc1c55", {"method": "kril", "budget": None}),
+    ("**KRIL within 6.1 MB** (`--budget 6.1MB`)", "learn", "529b10d", {"method": "kril", "budget": 6_100_000}),
+    ("… with `new_features=flip`, as in the paper", "learn", "9cc1c55", {"method": "kril", "budget": 6_100_000}),
+    ("LUCIR, 20 exemplars a class", "learn", "f1b6632", {"method": "lucir"}),
+    ("GFR, on the same ResNet-32", "learn", "9cc1c55", {"method": "gfr"}),
+    ("GFR, on its own ResNet-18 (`--preset own`)", "learn", "9f17127", {"method": "gfr"}),
+    ("iCaRL (NME), 20 exemplars a class", "learn", "f1b6632", {"method": "icarl"}),
+    ("MAS", "learn", "f1b6632", {"method": "mas"}),
+    ("EWC", "learn", "9cc1c55", {"method": "ewc", "strength": 30}),
+    ("fine-tuning", "learn", "f1b6632", {"method": "finetune"}),
+)
+PAPER_LAST = {"**KRIL**, two KRNets of the paper's size": "55.2", "GFR, on its own ResNet-18 (`--preset own`)": "48.9"}
+
+
+def learn_row(title: str) -> Row:
+    recipe, commit, settings = next(row[1:] for row in LEARN_ROWS if row[0] == title)
+    # Some rows keep the task sizes among the settings, others only among the metrics.
+    rows = [row for row in ledger() if row["metrics"].get("tasks") == TEN_TASKS["tasks"]]
+    return find(rows, recipe, commit, **settings)
+
+
+def learn_table() -> str:
+    lines = []
+    for title, _, commit, _ in LEARN_ROWS:
+        row = learn_row(title)
+        metrics = row["metrics"]
+        average = None if row["settings"].get("only_last") else metrics["average"]
+        accuracies = [percent(metrics["accuracy"][0]), percent(metrics["last"]), PAPER_LAST.get(title, "")]
+        kept = megabytes(metrics["storage_bytes"]["total"])
+        lines.append([title, *accuracies, percent(average), kept, f"`{commit}`"])
+    head = ["method", "after the base task", "last", "last, the paper", "average", "kept between tasks", "commit"]
+    return table(head, lines)
+
+
+# Tables of Zhang et al. 2022: CIFAR-100, ten tasks after the base task; "real features" is that of 23 fixed layers.
+PAPER_CURVES = {
+    "KRIL": "72.4 69.2 67.3 64.6 63.3 61.0 60.0 57.9 55.7 55.2",
+    "real features": "72.1 68.8 66.6 64.9 64.1 62.4 61.1 59.6 57.7 56.9",
+}
+CURVES = (
+    ("KRIL", "**KRIL**, two KRNets of the paper's size"),
+    ("KRIL within 6.1 MB", "**KRIL within 6.1 MB** (`--budget 6.1MB`)"),
+    ("… with `new_features=flip`", "… with `new_features=flip`, as in the paper"),
+    ("real features", "KRIL on real features (`--recorder raw`)"),
+)
+
+
+def curves_table() -> str:
+    lines = []
+    for name, title in CURVES:
+        if name in PAPER_CURVES:
+            lines.append([f"{name}, the paper", *PAPER_CURVES[name].split()])
+        lines.append([name, *map(percent, learn_row(title)["metrics"]["accuracy"][1:])])
+    return table(["after task", *map(str, range(1, 11))], lines)
+
+
+BYTES_BUDGETS = (1_540_000, 3_080_000, 6_160_000)
+BYTES_RECORDERS = ("krnet", "autoencoder", "pca", "transform", "pq", "quantized", "images")
+EXEMPLAR_ROWS = {3_080_000: ("5b62d8f", 3_080_000), 6_160_000: ("f1b6632", None)}  # 10 and 20 exemplars a class
+REPLAYED_COMMITS = ("936cbbb", "529b10d")
+
+
+def bytes_table() -> str:
+    """Last accuracy at each budget; 936cbbb has a base task of 76.5 %, 529b10d (in brackets) one of 76.1 %."""
+    rows = ledger()
+
+    def kril(recorder: str, budget: int) -> str:
+        found = []
+        for commit in REPLAYED_COMMITS:
+            settings = {"method": "kril", "recorder": recorder, "budget": budget, "new_features": "replayed"}
+            try:
+                last = percent(find(rows, "learn-bytes", commit, **settings)["metrics"]["last"])
+            except AssertionError:
+                continue
+            found.append(last if commit == REPLAYED_COMMITS[0] else f"({last})")
+        return " ".join(found)
+
+    def exemplars(method: str, budget: int) -> str:
+        if budget not in EXEMPLAR_ROWS:
+            return ""
+        commit, given = EXEMPLAR_ROWS[budget]
+        return percent(find(rows, "learn", commit, method=method, budget=given)["metrics"]["last"])
+
+    lines = [
+        [f"{budget / 1e6:g} MB", *(kril(name, budget) for name in BYTES_RECORDERS)]
+        + [exemplars(method, budget) for method in ("lucir", "icarl")]
+        for budget in BYTES_BUDGETS
+    ]
+    return table(["kept in all", "KRIL, krnet", *BYTES_RECORDERS[1:], "LUCIR", "iCaRL (NME)"], lines)
+
+
+RECORD_ROWS: tuple[tuple[str, str, str, Mapping[str, Any]], ...] = (
+    ("paper, preset `cifar100`, the paper's schedule", "cifar100-paper-setting", "75889a3", {}),
+    ("paper, preset `cifar100`, default schedule, `last_norm=False`", "cifar100-default", "7f0735d", {}),
+    ("paper, preset `cifar100`, default schedule", "cifar100-choices", "7f0735d", {"last_norm": True, "muon_lr": 0.01}),
+    ("paper, preset `cifar100`, the paper's schedule, shortened", "cifar100-choices", "7f0735d", {"schedule": "paper"}),
+    ("paper, no preset: sizes solved from the data", "cifar100-choices", "7f0735d", {"preset": None}),
+    ("autoencoder, the paper's schedule", "cifar100-record", "e6cb46a", {}),
+    ("autoencoder, the paper's schedule, shortened", "cifar100-record", "9f17127", {"schedule": "paper"}),
+    ("autoencoder, default schedule", "cifar100-record", "9f17127", {"schedule": "fast"}),
+    ("autoencoder, default schedule", "cifar100-record", "9cc1c55", {}),
+)
+
+
+def record_table() -> str:
+    rows, lines = ledger(), []
+    for title, recipe, commit, settings in RECORD_ROWS:
+        metrics = find(rows, recipe, commit, **settings)["metrics"]
+        mse = f"{Decimal(str(metrics['mse'])) * 10_000:.2f}e-4"
+        quality = [mse, rounded(metrics["r2"], 3), f"{percent(metrics['replay_accuracy'], 2)} %"]
+        lines.append([title, f"{metrics['bytes'] / 1e6:.0f} MB", f"{metrics['iterations']:,}", *quality, f"`{commit}`"])
+    return table(["recorder", "file", "iterations", "MSE", "R²", "replay accuracy", "commit"], lines)
+
+
+# ------------------------------------------------------------------ files
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "recorder-abilities": recorder_abilities,
+    "recorder-settings": recorder_settings,
+    "fit-settings": lambda: settings_table(FitConfig),
+    "learner-settings": learner_settings,
+    "rate-table": rate_table,
+    "learn-table": learn_table,
+    "curves-table": curves_table,
+    "bytes-table": bytes_table,
+    "record-table": record_table,
+}
+
+
+def filled(text: str) -> str:
+    """The text with every block as it should be."""
+    return BLOCK.sub(lambda match: f"{match[1]}\n{BLOCKS[match[2]]()}\n\n{match[3]}", text)
+
+
+def stale_pages(folder: Path) -> dict[Path, str]:
+    """Pages with a block that is out of date -> their text as it should be."""
+    pages = {path: path.read_text() for path in sorted(folder.glob("*.md"))}
+    fresh = {path: filled(text) for path, text in pages.items()}
+    return {path: text for path, text in fresh.items() if text != pages[path]}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a block is out of date")
+    args = parser.parse_args()
+    stale = stale_pages(ROOT / "docs")
+    for path, text in stale.items():
+        name = path.relative_to(ROOT)
+        if args.check:
+            print(f"{name}: a generated block is out of date. Run: python tools/fill_docs.py")
+        else:
+            path.write_text(text)
+            print(f"{name}: written")
+    return int(args.check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
