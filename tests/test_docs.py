@@ -66,15 +66,17 @@ def fill_docs() -> ModuleType:
 
 
 def test_generated_blocks_are_up_to_date(fill_docs):
-    stale = [path.name for path in fill_docs.stale_pages(ROOT / "docs")]
+    stale = [path.name for path in fill_docs.stale_pages(ROOT)]
     assert not stale, "run: python tools/fill_docs.py"
 
 
 def test_a_stale_or_unknown_block_is_noticed(fill_docs, tmp_path):
     text = page("recorders")
-    (tmp_path / "fresh.md").write_text(text)
-    (tmp_path / "stale.md").write_text(text.replace("| `dtype` |", "| `kind` |"))
-    assert fill_docs.stale_pages(tmp_path) == {tmp_path / "stale.md": text}
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text(text)
+    stale = tmp_path / "docs" / "stale.md"
+    stale.write_text(text.replace("| `dtype` |", "| `kind` |"))
+    assert fill_docs.stale_pages(tmp_path) == {stale: text}
     with pytest.raises(KeyError, match="no-such-block"):
         fill_docs.filled("<!-- generated: no-such-block -->\n<!-- end -->")
 

@@ -2,7 +2,7 @@
 
 config classes, results/ledger.jsonl -> BLOCKS -> the text between <!-- generated: NAME --> and <!-- end -->
 
-    python tools/fill_docs.py            # rewrites every block in docs/
+    python tools/fill_docs.py            # rewrites every block in README.md and docs/
     python tools/fill_docs.py --check    # writes nothing; exit code 1 and the file's name if a block is out of date
 
 A table of results names the ledger rows it shows by recipe, commit and settings. New rows of other commits change
@@ -205,6 +205,28 @@ def learn_table() -> str:
     return table(head, lines)
 
 
+README_ROWS = {
+    "**KRIL with krnet**": "**KRIL within 6.1 MB** (`--budget 6.1MB`)",
+    "KRIL with the paper's networks": "**KRIL**, two KRNets of the paper's size",
+    "GFR, the best rival that keeps no images": "GFR, on the same ResNet-32",
+    "LUCIR, the best that keeps images": "LUCIR, 20 exemplars a class",
+    "all images kept": "all images (`joint --set only_last=true`)",
+}
+
+
+def readme_table() -> str:
+    lines = []
+    for name, title in README_ROWS.items():
+        row = learn_row(title)
+        metrics = row["metrics"]
+        last, paper = percent(metrics["last"]), PAPER_LAST.get(title)
+        average = None if row["settings"].get("only_last") else metrics["average"]
+        shown = f"**{last}**" if name.startswith("**") else last
+        kept = megabytes(metrics["storage_bytes"]["total"])
+        lines.append([name, kept, shown + (f" (in the paper {paper})" if paper else ""), percent(average)])
+    return table(["method", "kept between tasks", "last", "average"], lines)
+
+
 # Tables of Zhang et al. 2022: CIFAR-100, ten tasks after the base task; "real features" is that of 23 fixed layers.
 PAPER_CURVES = {
     "KRIL": "72.4 69.2 67.3 64.6 63.3 61.0 60.0 57.9 55.7 55.2",
@@ -294,6 +316,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "learner-settings": learner_settings,
     "rate-table": rate_table,
     "learn-table": learn_table,
+    "readme-table": readme_table,
     "curves-table": curves_table,
     "bytes-table": bytes_table,
     "record-table": record_table,
@@ -305,9 +328,9 @@ def filled(text: str) -> str:
     return BLOCK.sub(lambda match: f"{match[1]}\n{BLOCKS[match[2]]()}\n\n{match[3]}", text)
 
 
-def stale_pages(folder: Path) -> dict[Path, str]:
+def stale_pages(root: Path) -> dict[Path, str]:
     """Pages with a block that is out of date -> their text as it should be."""
-    pages = {path: path.read_text() for path in sorted(folder.glob("*.md"))}
+    pages = {path: path.read_text() for path in [root / "README.md", *sorted((root / "docs").glob("*.md"))]}
     fresh = {path: filled(text) for path, text in pages.items()}
     return {path: text for path, text in fresh.items() if text != pages[path]}
 
@@ -316,7 +339,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a block is out of date")
     args = parser.parse_args()
-    stale = stale_pages(ROOT / "docs")
+    stale = stale_pages(ROOT)
     for path, text in stale.items():
         name = path.relative_to(ROOT)
         if args.check:
