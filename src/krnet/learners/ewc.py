@@ -6,7 +6,7 @@
 Kirkpatrick et al., "Overcoming catastrophic forgetting in neural networks" (2017). No old images are kept, and nothing
 in the loss compares old classes with new ones, so in class-incremental learning EWC is only a little above fine-tuning.
 
-The defaults are those of PyCIL (protocol notes, 4.4), converted to our scale: true labels, cross entropy over the new
+The defaults are those of PyCIL, converted to our scale: true labels, cross entropy over the new
 logits, all parameters including the head's old rows, Fishers of tasks averaged with their numbers of classes as
 weights. PyCIL squares the mean gradient of 128 images, which is about 1/128 of the mean square used here. It does so in
 train mode, where gradients also pass through the batch statistics and convolutions get less than half of the Fisher.

@@ -1,7 +1,7 @@
 """Fine-tuning: each task trains the whole network on its own images; nothing prevents forgetting.
 
 The lower bound. By default the cross entropy covers all classes seen, as in Mammoth and Avalanche. ce="new" is the
-choice of PyCIL and FACIL: it leaves the old logits untouched and so ends a little higher (protocol notes, 4.6).
+choice of PyCIL and FACIL: it leaves the old logits untouched and so ends a little higher.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ class Output(nn.Module):
     @torch.no_grad()
     def start_from(self, mean: Tensor, std: Tensor) -> None:
         """Start with each channel's mean and standard deviation as its shift and scale, which doubles the R2 of a short
-        fit (docs/choices.md)."""
+        fit (notes/choices.md)."""
         self.norm.bias.copy_(mean)
         self.norm.weight.copy_(std)
 

@@ -3,7 +3,7 @@
     budget -> bits -> decoder that leaves about two fifths to the codes -> widest code that fits -> settings
 
 The bits per number stay at 3 (codes) and 4 (weights), and the sizes follow the budget: a wider decoder gains more than
-finer numbers, most of all when its first layer is much wider than the code (docs/choices.md). Bits are lowered only
+finer numbers, most of all when its first layer is much wider than the code (notes/choices.md). Bits are lowered only
 where the smallest network is too large, first those of weights, then those of codes. They are raised only where the
 largest network does not fill the budget.
 """

@@ -42,16 +42,16 @@ class NetworkLimits(NamedTuple):
 
 
 NETWORK_WIDTHS = (128, 96, 64, 48, 32, 16, 8, 0)  # values of c1 that are tried
-# Measured: docs/choices.md, "How wide the network is".
+# Measured: notes/choices.md, "How wide the network is".
 LONG_FIT_LIMITS, SHORT_FIT_LIMITS = NetworkLimits(0.11, 2), NetworkLimits(0.05, 1)
 NO_AXES_LIMITS = NetworkLimits(0.22, 1)  # without axes there are more bytes for the network
 LONG_FIT_ITERATIONS = 2000  # from here on a wide network pays; after 200 iterations a narrow one has the higher R2
 MIN_AXIS_STD_STEPS = 0.8  # axes with a standard deviation below 0.8 steps are dropped: best trade of error against size
 # trained_error = factor * pca_error ** (1 + power) at equal bytes, errors as shares of the variance. (factor, power) of
-# short fits is from a few trials, that of long fits from the krnet rows of the README. likely_error uses the short one,
+# short fits is from a few trials, that of long fits from krnet in docs/results.md. likely_error uses the short one,
 # because REPAIRED_SHARE, with which it is compared, is from short fits as well.
 GAIN, LONG_GAIN = (1.2, 0.4), (0.85, 0.44)
-MAX_VALUES_WITHOUT_AXES = 1 << 24  # samples * values up to which a file without axes may be better (docs/choices.md)
+MAX_VALUES_WITHOUT_AXES = 1 << 24  # samples * values up to which a file without axes may be better (notes/choices.md)
 MIN_REPAIR_ERROR = 0.01  # share of the variance: below this quantisation error a network without axes does not pay
 REPAIRED_SHARE = 0.45  # share of the quantisation error that such a network leaves
 

@@ -4,7 +4,7 @@
 
 The weights are the storage: fitting is writing, calling is reading.
 
-Zhang et al., "KRNet: Towards Efficient Knowledge Replay" (2022). Deviations, all measured in docs/choices.md: full
+Zhang et al., "KRNet: Towards Efficient Knowledge Replay" (2022). Deviations, all measured in notes/choices.md: full
 convolutions after the deconvolution; the last norm starts from the mean and standard deviation of the features; with
 schedule "fast", Muon trains the matrices. `schedule="paper"` is the paper's schedule.
 """
