@@ -11,7 +11,7 @@ VENV_PYTHON := .venv/bin/python
 # moved or copied together with its .venv is installed again.
 STAMP := .venv/.installed-$(shell pwd | cksum | cut -d' ' -f1)
 
-.PHONY: help setup demo test test-slow test-gpu lint clean
+.PHONY: help setup demo test test-slow test-gpu lint smoke clean
 .DEFAULT_GOAL := help
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo "make test-slow  the tests that it leaves out: kernels compiled for the CPU, long fits, much memory"
 	@echo "make test-gpu   the tests that need a GPU; a row in the ledger says how they ended"
 	@echo "make lint       ruff and mypy"
+	@echo "make smoke      build wheel and source archive into dist/, install and try them in a clean environment"
 	@echo "make setup      only make .venv and install into it"
 	@echo "make clean      remove caches, builds and demo/; .venv stays"
 
@@ -41,6 +42,11 @@ test-gpu: $(STAMP)
 lint: $(STAMP)
 	$(VENV_PYTHON) -m ruff check .
 	$(VENV_PYTHON) -m mypy
+
+# PYTHONS="python3.10 python3.13": an environment of each.
+PYTHONS ?= $(PYTHON)
+smoke:
+	DIST=dist tools/smoke_test.sh $(PYTHONS)
 
 # constraints.txt pins torch; without it pip may choose a build that brings gigabytes of CUDA along.
 $(STAMP): pyproject.toml constraints.txt
