@@ -3,10 +3,10 @@
 # installs the wheel in a fresh virtual environment of each Python, and records, replays and verifies there, outside
 # this folder. The source archive is installed in the first environment and tried in the same way.
 #
-#   tools/smoke_test.sh [PYTHON ...]     python3 if none is named; a minute each, most of it torch's installation
+#   tools/smoke_test.sh [PYTHON ...]     python3 if none is named; minutes each, most of it torch's installation
 #
 # Only the wheel's own dependencies are installed: none of the extras is needed. constraints.txt pins torch, but pip
-# chooses the build: on Linux the usual one has CUDA and takes about 6 GB of disk, one environment at a time.
+# chooses the build: on Linux the usual one has CUDA and takes about 5 GB of disk, one environment at a time.
 # PIP_FIND_LINKS may name a folder with other builds. TMPDIR is where everything is built; DIST keeps the two archives.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
