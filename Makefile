@@ -12,7 +12,7 @@ VENV_PYTHON := .venv/bin/python
 STAMP := .venv/.installed-$(shell pwd | cksum | cut -d' ' -f1)
 DOCS_STAMP := $(STAMP:.venv/.installed-%=.venv/.docs-installed-%)
 
-.PHONY: help setup demo test test-slow test-gpu lint docs clean
+.PHONY: help setup demo test test-slow test-gpu lint docs smoke clean
 .DEFAULT_GOAL := help
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make test-gpu   the tests that need a GPU; a row in the ledger says how they ended"
 	@echo "make lint       ruff and mypy"
 	@echo "make docs       build the documentation into site/; a warning is an error"
+	@echo "make smoke      build wheel and source archive into dist/, install and try them in a clean environment"
 	@echo "make setup      only make .venv and install into it"
 	@echo "make clean      remove caches, builds, site/ and demo/; .venv stays"
 
@@ -53,6 +54,11 @@ docs: $(DOCS_STAMP)
 $(DOCS_STAMP): $(STAMP)
 	$(VENV_PYTHON) -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[docs]'
 	@touch $@
+
+# PYTHONS="python3.10 python3.13": an environment of each.
+PYTHONS ?= $(PYTHON)
+smoke:
+	DIST=dist tools/smoke_test.sh $(PYTHONS)
 
 # constraints.txt pins torch; without it pip may choose a build that brings gigabytes of CUDA along.
 $(STAMP): pyproject.toml constraints.txt
