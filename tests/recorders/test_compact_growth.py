@@ -178,3 +178,24 @@ def test_features_that_the_earlier_recording_does_not_hold_are_refused(features,
 def test_fewer_features_than_the_earlier_recording_has_are_refused(features, grown, tmp_path):
     with pytest.raises(InputError, match="holds 500 samples"):
         record(features[:400], tmp_path / "a.krn", start=grown[0])
+
+
+def test_a_network_that_knows_only_its_own_samples_is_left_out_for_new_ones(tmp_path):
+    """Few samples, fitted for long, and then others with their channels in another order."""
+    features = relu_maps(90, (6, 8, 8))[0]
+    first, others = features[:30], features[30:].flip(1)
+    recording = record(first, tmp_path / "a.krn", components=0, c1=16, budget=20_000, iterations=100)
+    grown = recording.append(others[:30])
+    assert "refined" not in recording.settings and grown.settings["refined"] == 30
+    assert torch.equal(grown[:30], recording[:])
+    with_network = dict(grown.settings, refined=None)
+    replayer = get_recorder("krnet").replay(grown._samples, with_network, grown, torch.device("cpu"))
+    error = (grown[30:] - others[:30]).square().mean()
+    assert error < 0.8 * (replayer.decode(torch.arange(30, 60)) - others[:30]).square().mean()
+    again = grown.append(others[30:], out=tmp_path / "b.krn")
+    assert again.settings["refined"] == 30 and torch.equal(again[:60], grown[:])
+    assert krnet.verify(tmp_path / "b.krn", torch.cat([first, others]))["same_features"]
+
+
+def test_a_network_that_helps_new_samples_is_kept_for_them(grown):
+    assert all("refined" not in krnet.open(path).settings for path in grown)

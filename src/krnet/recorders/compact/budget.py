@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import torch
@@ -71,7 +70,7 @@ def estimate_bytes(job: Job, config: CompactConfig, axes: Axes) -> int:
 def for_budget(job: Job, budget: int) -> dict[str, Any]:
     """The settings, with axes or without, that are expected to leave the smaller error."""
     if job.settings.get("components") == 0:
-        return asdict(plan_without_axes(job, budget)[0])
+        return plan_without_axes(job, budget)[0].to_settings()
     config, pca_error = plan_with_axes(job, budget)
     num_values = math.prod(job.source.shape)
     # More than MAX_EXACT_SIZE values a sample are not tried: grouping that many columns into tables takes too long.
@@ -79,8 +78,8 @@ def for_budget(job: Job, budget: int) -> dict[str, Any]:
     if "components" not in job.settings and few_values:
         config_without_axes, error_without_axes = plan_without_axes(job, budget)
         if error_without_axes < likely_error(pca_error):
-            return asdict(config_without_axes)
-    return asdict(config)
+            return config_without_axes.to_settings()
+    return config.to_settings()
 
 
 def likely_error(pca_error: float) -> float:

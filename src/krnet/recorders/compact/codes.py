@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -126,7 +126,7 @@ def content_with_codes(
     held         codes that come before these and must be decoded as before
     """
     other_bytes = sum(t.nbytes for t in tensors.values())
-    other_bytes += overhead_bytes(job, len(tensors) + len(CODED_TENSORS), asdict(config))
+    other_bytes += overhead_bytes(job, len(tensors) + len(CODED_TENSORS), config.to_settings())
 
     def widened(zone: int) -> CompactConfig:
         return replace(config, dead_zone=config.dead_zone * ZONE_RATIO**zone)
@@ -147,7 +147,7 @@ def content_with_codes(
         if zone >= NUM_ZONES or not too_large(sum(t.nbytes for t in coded.values())):
             break
         zone += 1
-    return Content(tensors | coded, asdict(widened(zone)), outcome.iterations, outcome.seconds, outcome.reason)
+    return Content(tensors | coded, widened(zone).to_settings(), outcome.iterations, outcome.seconds, outcome.reason)
 
 
 def network_bytes(shape: tuple[int, ...], config: CompactConfig) -> int:
@@ -162,4 +162,4 @@ def fixed_bytes(job: Job, config: CompactConfig) -> int:
     fixed = {name: tensor for name, tensor in stored.items() if not name.startswith((CODES, AXES, NET))}
     # Scales are float16 and counted as float32: a margin of two bytes per axis.
     size_bytes = network_bytes(job.source.shape, config) + tensor_bytes(fixed) + 2 * config.components
-    return size_bytes + overhead_bytes(job, len(stored), asdict(config))
+    return size_bytes + overhead_bytes(job, len(stored), config.to_settings())

@@ -3,14 +3,15 @@
     new features -> nearest point along the axes -> code -> moved down its own error through the frozen network
     old codes, unchanged, and new codes -> entropy-coded together -> the file, with the old network
 
-The network knows what features of its trunk look like, so one that was fitted to some classes serves others, too.
+The network knows what features of its trunk look like, so one that was fitted to some classes serves others, too. One
+that was fitted to few samples may not; then it is left out for the new ones (`refine_where_it_helps`).
 """
 
 from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -34,9 +35,10 @@ from krnet.recorders.compact.network import (
 from krnet.recorders.compact.values_fit import DEAD_ZONE, clamp_into_dead_zone, values_minus_zero
 from krnet.recorders.fit import run_fit
 from krnet.recorders.growth import check_kept_settings, new_samples_job
-from krnet.recorders.maps import coordinates
+from krnet.recorders.maps import coordinates, normalised
 from krnet.train.loop import Outcome
 
+NUM_COMPARED, COMPARED_AT_ONCE = 1024, 128  # new samples on which the network is tried, and how many at a time
 MAX_BIT_PRICE = 64.0  # a multiple of the usual price of a bit in the loss (CodesFit._losses)
 
 
@@ -65,7 +67,7 @@ class GrownFit(CodesFit):
         stored = stored_tensors(self.full_job.source.shape, len(self.full_job.source), self.config)
         old_bytes = sum(tensor.nbytes for tensor in network_tensors(self.start, self.config).values())
         old_bytes += sum(self.start.tensor(f"{CODES}{name}").nbytes for name in CODED_TENSORS)
-        old_bytes += overhead_bytes(self.full_job, len(stored), asdict(self.config))
+        old_bytes += overhead_bytes(self.full_job, len(stored), self.config.to_settings())
         stats = measure(Matrix.of(self.codes), self.config.coding)
         free_share = max(self.config.most_bytes - old_bytes, 1) / stats.size_bytes
         return super().bits(self.codes) * min(BUDGET_FILL * free_share, 1.0)
@@ -138,7 +140,37 @@ def grow(recorder: Recorder, job: Job) -> Content:
     # A file keeps its settings, except these two: the old values met the budget of the old file.
     free = {"dead_zone": 0.5 if config.components else DEAD_ZONE, "most_bytes": None}
     check_kept_settings(job, config, tuple(free))
-    config = from_dict(CompactConfig, asdict(config) | free | dict(job.settings))
+    config = from_dict(CompactConfig, config.to_settings() | free | dict(job.settings))
     if not config.components:
-        return grow_values(new_job, config, job)
-    return run_fit(recorder, GrownFit(new_job, config, job), asdict(config))
+        content = grow_values(new_job, config, job)
+    elif config.refined is None:
+        content = run_fit(recorder, GrownFit(new_job, config, job), config.to_settings())
+    else:  # the network does not read the new codes, so they stay what the axes make of the features
+        content = GrownFit(new_job, config, job).content(Outcome(0, 0.0, "done"))
+    return refine_where_it_helps(new_job, content, len(job.start))
+
+
+@torch.no_grad()
+def refine_where_it_helps(job: Job, content: Content, num_held: int) -> Content:
+    """Leave the network out for new samples, those of `job`, if it makes them worse.
+
+    A network that was fitted to few samples may know only these. Measured on CIFAR-100 maps: the first 500 have an R2
+    of 0.96; 500 more have -0.25 through the network, and 0.87 without it.
+    """
+    config = read_config(content.settings)
+    if not config.c1 or config.refined is not None:
+        return content
+    num_values = math.prod(job.source.shape)
+    reader = read_codes(num_held + len(job.source), num_values, config, content, job.device)
+    net = read_network(job.source.shape, config, content).to(job.device)
+    square_sums = torch.zeros(2, dtype=torch.float64)  # with the network, and without it
+    with exact_math():
+        compared = torch.linspace(0, len(job.source) - 1, NUM_COMPARED).round().long().unique()
+        for ids in compared.split(COMPARED_AT_ONCE):
+            codes, target = reader.read(ids + num_held), normalised(job, ids).reshape(-1, *net.shape)
+            for row, share in enumerate((1.0, 0.0)):
+                gate = torch.full((len(ids), 1, 1, 1), share, device=job.device)
+                square_sums[row] += (net(codes, gate) - target).double().square().sum().cpu()
+    if square_sums[0] <= square_sums[1]:
+        return content
+    return replace(content, settings={**content.settings, "refined": num_held})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -55,6 +55,8 @@ class CompactConfig:
     """Samples whose codes are entropy-coded as one block; reading one of them decodes the whole block."""
     most_bytes: int | None = None
     """Largest size of the file; the fit adjusts the step to meet it."""
+    refined: int | None = None
+    """The network refines this many samples, the first ones; None: all. It may know only those it was fitted to."""
 
     def __post_init__(self) -> None:
         check_choice("network", self.network, ("compact",))
@@ -67,6 +69,12 @@ class CompactConfig:
         check_int("block_size", self.block_size, 1, MAX_BLOCK)
         if self.most_bytes is not None:
             check_int("most_bytes", self.most_bytes, 1)
+        if self.refined is not None:
+            check_int("refined", self.refined, 1)
+
+    def to_settings(self) -> dict[str, Any]:
+        """Plain values for the file's header, without a `refined` of None: versions that lack the setting read it."""
+        return {name: value for name, value in asdict(self).items() if name != "refined" or value is not None}
 
     @property
     def coding(self) -> CodedConfig:
@@ -129,15 +137,29 @@ class CompactNet(nn.Module):
         self.register_buffer("unit", torch.ones(()))  # standard deviation of the features: scales what Refine sees
         self.unit: Tensor
 
-    def forward(self, codes: Tensor) -> Tensor:
+    def forward(self, codes: Tensor, gate: Tensor | None = None) -> Tensor:
+        """gate (B, 1, 1, 1): 0 for samples that are not refined; None: all are."""
         maps = codes + self.mean if self.axes is None else torch.addmm(self.mean, codes, self.axes)
         maps = maps.view(-1, *self.shape)
         if maps.is_cuda:
             maps = maps.contiguous(memory_format=torch.channels_last)
         output = maps
         if isinstance(self.refine, Refine):
-            output = maps + self.unit * self.refine(maps / self.unit)
+            correction = self.unit * self.refine(maps / self.unit)
+            output = maps + (correction if gate is None else gate * correction)
         return F.leaky_relu(output, NEGATIVE_SLOPE) if torch.is_grad_enabled() else output.clamp(0, 1)
+
+
+class GatedNet(nn.Module):
+    """codes and gate (B, k + 1) -> normalised features (B, c, h, w)"""
+
+    def __init__(self, net: CompactNet):
+        super().__init__()
+        self.net = net
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        features: Tensor = self.net(inputs[:, :-1], inputs[:, -1:, None, None])
+        return features
 
 
 def stored_tensors(shape: Sequence[int], num_samples: int, config: CompactConfig) -> dict[str, Stored]:

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from krnet.config import from_dict
 from krnet.errors import SettingError
@@ -29,7 +29,14 @@ from krnet.recorders.base import Content, Job, Recorder, Stored, register
 from krnet.recorders.compact import budget as budgets
 from krnet.recorders.compact.axes_fit import CompactFit, learn_axes
 from krnet.recorders.compact.growth import grow
-from krnet.recorders.compact.network import CompactConfig, read_codes, read_config, read_network, stored_tensors
+from krnet.recorders.compact.network import (
+    CompactConfig,
+    GatedNet,
+    read_codes,
+    read_config,
+    read_network,
+    stored_tensors,
+)
 from krnet.recorders.compact.values_fit import DEAD_ZONE, ValuesFit
 from krnet.recorders.fit import NetworkReplayer, run_fit
 
@@ -42,7 +49,7 @@ DEFAULT_FIXED_BYTES = 6_000  # beside them: what header and tables of a small fi
 class CompactRecorder(Recorder):
     name = "krnet"
     config_class = CompactConfig
-    derived = frozenset({"network", "most_bytes"})  # which a budget sets
+    derived = frozenset({"network", "most_bytes", "refined"})  # a budget sets most_bytes, and growth refined
     inputs = frozenset({"head", "start"})
     trains = True
     grows = True
@@ -52,7 +59,7 @@ class CompactRecorder(Recorder):
             return grow(self, job)
         if job.settings.get("components") == 0:
             config = from_dict(CompactConfig, {"step": DEFAULT_STEP, "dead_zone": DEAD_ZONE, **job.settings})
-            return run_fit(self, ValuesFit(job, config), asdict(config))
+            return run_fit(self, ValuesFit(job, config), config.to_settings())
         axes = learn_axes(job)
         step = job.settings.get("step", DEFAULT_STEP)
         num_axes = max(1, min(int((axes.std > WORTH * step).sum()), len(axes.std)))
@@ -64,7 +71,7 @@ class CompactRecorder(Recorder):
             )
         # learn_axes caches its result, made in inference mode: training needs copies of its own.
         trainee = CompactFit(job, config, Axes(*(t.clone() for t in (axes.mean, axes.axes, axes.std))))
-        return run_fit(self, trainee, asdict(config))
+        return run_fit(self, trainee, config.to_settings())
 
     def default_budget(self, num_values: int, settings: Mapping[str, Any]) -> int | None:
         return None if "step" in settings else DEFAULT_FIXED_BYTES + DEFAULT_BITS * num_values // 8
@@ -87,4 +94,11 @@ class CompactRecorder(Recorder):
         num_values = math.prod(samples.shape)
         reader = read_codes(samples.num_samples, num_values, config, store, device)
         max_map_values = max(num_values, config.c1 * num_values // net.shape[0])
-        return NetworkReplayer(net, reader.read, max_map_values, samples, low, high, device)
+        num_refined = config.refined
+        if num_refined is None:
+            return NetworkReplayer(net, reader.read, max_map_values, samples, low, high, device)
+
+        def gated_codes(ids: Tensor) -> Tensor:
+            return torch.cat([reader.read(ids), (ids < num_refined).float()[:, None].to(device)], dim=1)
+
+        return NetworkReplayer(GatedNet(net), gated_codes, max_map_values, samples, low, high, device)

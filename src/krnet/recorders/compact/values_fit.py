@@ -12,7 +12,7 @@ ones several times, and the price would remove the values that carry most inform
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -142,7 +142,7 @@ class ValuesFit(CodesFit):
         config = replace(self.config, step=float(self.step_size))
         if config.most_bytes is not None:
             free_bytes = config.most_bytes - sum(t.nbytes for t in tensors.values())
-            free_bytes -= overhead_bytes(self.job, len(self.stored(config)), asdict(config))
+            free_bytes -= overhead_bytes(self.job, len(self.stored(config)), config.to_settings())
 
             def refined(n: int) -> CompactConfig:
                 return replace(config, step=max(config.step / REFINE_RATIO**n, self.least_step))
