@@ -21,7 +21,8 @@ PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
 
 def files_under(folder: Path) -> set[str]:
     """Paths relative to the root, without compiled files."""
-    found = (path for path in folder.rglob("*") if path.is_file() and not {"__pycache__", ".ruff_cache"} & set(path.parts))
+    caches = {"__pycache__", ".ruff_cache"}
+    found = (path for path in folder.rglob("*") if path.is_file() and not caches & set(path.parts))
     return {path.relative_to(ROOT).as_posix() for path in found}
 
 
