@@ -34,6 +34,8 @@ def run_notebook(notebook: NotebookNode) -> NotebookNode:
             "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "MPLBACKEND": "module://matplotlib_inline.backend_inline",  # figures appear below their cells
             "IPYTHONDIR": folder,  # no settings of the user
+            # The networks are small: more threads only wait for each other, for minutes if the machine has other work.
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         }
         work_in = {"metadata": {"path": folder}}
         client = NotebookClient(made, timeout=TIMEOUT_S, kernel_name="python3", record_timing=False, resources=work_in)
