@@ -20,7 +20,7 @@ help:
 	@echo "make test       run the test suite (ARGS=... goes to pytest)"
 	@echo "make test-slow  the tests that it leaves out: kernels compiled for the CPU, long fits, much memory"
 	@echo "make test-gpu   the tests that need a GPU; a row in the ledger says how they ended"
-	@echo "make lint       ruff and mypy"
+	@echo "make lint       ruff and mypy; a script of a user must pass mypy --strict"
 	@echo "make docs       build the documentation into site/; a warning is an error"
 	@echo "make smoke      build wheel and source archive into dist/, install and try them in a clean environment"
 	@echo "make setup      only make .venv and install into it"
@@ -41,9 +41,13 @@ test-slow: $(STAMP)
 test-gpu: $(STAMP)
 	$(VENV_PYTHON) tools/test_gpu.py $(ARGS)
 
+# As in a project that uses krnet: its own strict settings, and no messages about krnet's own source.
+AS_USER := --config-file= --strict --follow-imports=silent --cache-dir=.mypy_cache/user
+
 lint: $(STAMP)
 	$(VENV_PYTHON) -m ruff check .
 	$(VENV_PYTHON) -m mypy
+	MYPYPATH=src $(VENV_PYTHON) -m mypy $(AS_USER) tests/typed/user.py
 
 # The variable silences a notice about the future of mkdocs, which is not about these pages.
 docs: $(DOCS_STAMP)

@@ -38,6 +38,7 @@ from krnet.recorders.base import (
 )
 from krnet.recording import PRECISIONS, Recording
 from krnet.recording_file import (
+    FileContents,
     check_finished,
     check_size,
     destination,
@@ -200,13 +201,13 @@ def _check_growing(recorder: Recorder, room: int | None, budget: int | None) -> 
         )
 
 
-def _smallest_reaching(job: Job, recorder: Recorder, target: float) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _smallest_reaching(job: Job, recorder: Recorder, target: float) -> FileContents:
     """Return tensors and metadata of the smallest file that reaches an R2, or of the best where none does."""
     # The latest result, by its settings: two budgets may lead to the same settings, which are then fitted once.
-    latest: dict[str, tuple[int, float, Any]] = {}
+    latest: dict[str, tuple[int, float, FileContents]] = {}
     results: list[str] = []  # "R2 ... in ..." of each fit, for the progress display
 
-    def make(budget: int) -> tuple[int, float, Any]:
+    def make(budget: int) -> tuple[int, float, FileContents]:
         settings = {**recorder.for_budget(job, budget), **job.settings}
         key = repr(sorted(settings.items()))
         if key not in latest:

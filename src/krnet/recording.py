@@ -320,7 +320,7 @@ class Recording:
         """Return the MSE between fast and exact replays, normalised: as stored, or else measured now on a GPU."""
         if self._recorder.fast_is_exact:
             return 0.0
-        stored = self._archive.metadata["metrics"].get("fast_extra_mse")
+        stored: float | None = self._archive.metadata["metrics"].get("fast_extra_mse")
         if stored is not None or self.lacks or self.device.type == "cpu":
             return stored
         ids = torch.linspace(0, len(self) - 1, min(256, len(self))).long()

@@ -35,6 +35,7 @@ from krnet.recorders.base import PROBE_SAMPLES, PROBE_VALUES, Content, Earlier, 
 NO_LABELS = torch.zeros(0)
 
 Decode = Callable[[Tensor], Tensor]  # IDs (B,) -> features (B, *shape)
+FileContents = tuple[dict[str, Tensor], dict[str, Any]]  # tensors, metadata
 
 
 def destination(out: AnyPath | None) -> tuple[object, Path]:
@@ -151,7 +152,7 @@ def file_contents(
     recorder: Recorder,
     content: Content,
     describe: Callable[[Job, Decode], dict[str, Any]] = describe_features,
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+) -> FileContents:
     """Replay what a recorder has fitted, measure the error, and return the tensors and the metadata of the file."""
     replayer = recorder.replay(job.samples, content.settings, content, job.device)
     replayer.trunk = job.trunk

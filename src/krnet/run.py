@@ -81,19 +81,16 @@ class ImageClassifier(nn.Module):
 
 
 class Run(dict[str, Any]):
-    """A finished run of `krnet.learn`: a dict with the contents of its run.json, and the network it ended with.
+    """A finished run: its results as a dict, with the contents of run.json, and the network it ended with.
+
+    `krnet.learn` and `krnet.load_run` return one. The examples of its methods use this one:
 
     >>> import krnet
     >>> digits = krnet.data.load("digits")
-    >>> run = krnet.learn("finetune", digits, settings={"base_epochs": 1, "epochs": 1})
-    >>> run["method"], len(run.accuracy), run.storage_bytes
-    ('finetune', 6, 0)
-    >>> labels = run.predict(digits.test.images)  # (N,) int64
-    >>> (labels == digits.test.labels).double().mean().item() == run["last"]
-    True
-    >>> run.model(digits.test.images).shape  # logits
-    torch.Size([355, 10])
-    >>> figure = run.plot()
+    >>> tasks = krnet.protocol.split("natural", num_classes=10, sizes=[5, 5])
+    >>> run = krnet.learn("finetune", digits, tasks, settings={"base_epochs": 1, "epochs": 1})
+    >>> run["method"], run["tasks"]
+    ('finetune', [5, 5])
     """
 
     def __init__(self, results: dict[str, Any], folder: AnyPath, setup: Setup):
@@ -106,17 +103,31 @@ class Run(dict[str, Any]):
 
     @property
     def accuracy(self) -> list[float | None]:
-        """After each task: the share of right answers on the test images of all classes so far. None if a task was
-        left out."""
+        """After each task: the share of right answers on the test images of all classes learned so far.
+
+        It is None for a task that was skipped (method joint with `only_last`).
+
+        >>> len(run.accuracy), run.accuracy[-1] == run["last"]
+        (2, True)
+        """
         return list(self["accuracy"])
 
     @property
     def storage_bytes(self) -> int:
-        """Bytes that the method keeps beside its classifier; `run["storage_bytes"]` has them by part."""
+        """Bytes that the method keeps of old tasks, beside its classifier; `run["storage_bytes"]` has them by part.
+
+        >>> run.storage_bytes  # fine-tuning keeps nothing
+        0
+        """
         return int(self["storage_bytes"]["total"])
 
     def plot(self, path: AnyPath | None = None) -> Figure:
-        """Draw the accuracy after each task, as a matplotlib figure; with `path`, also write it as a PNG file."""
+        """Draw the accuracy after each task, as a matplotlib figure; with `path`, also write it as a PNG file.
+
+        >>> figure = run.plot("accuracy.png")
+        >>> figure.axes[0].get_title()
+        'finetune on digits'
+        """
         figure: Figure = figures.draw_run(self, path)
         return figure
 
@@ -148,17 +159,24 @@ class Run(dict[str, Any]):
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names of the classes, by label."""
+        """Names of the classes: that of label k is `class_names[k]`.
+
+        >>> run.class_names[:3]
+        ('0', '1', '2')
+        """
         return self._data.class_names
 
     @cached_property
     def model(self) -> ImageClassifier:
         """The classifier after the last task, in evaluation mode: images (N, C, H, W) -> logits (N, classes).
 
-        Column k is that of label k of the data set. Images of uint8 are normalised as in training; images of floats
-        are taken as normalised. The module is on the run's device. It is a copy: training or moving it does not change
-        what `predict` answers. `predict` asks the method, which for icarl is not this classifier but the nearest mean
-        of exemplars.
+        Column k is that of label k of the data set. Images of uint8 (0 to 255) are normalised as in training; images of
+        floats are taken as normalised. The module is on the run's device. It is a copy: training or moving it does not
+        change what `predict` answers. With icarl the answers of `predict` are not those of this classifier: they come
+        from the nearest mean of the images that it keeps.
+
+        >>> run.model(digits.test.images[:4]).shape
+        torch.Size([4, 10])
         """
         learner = self._learner
         columns = learner.context.split.position * learner.outputs_per_class
@@ -168,9 +186,14 @@ class Run(dict[str, Any]):
     def predict(self, images: Any) -> Tensor:
         """The class of each image, (N,) int64: labels as the data set numbers them, from 0.
 
-        The answer is that of the method's main row, as in `run["accuracy"]`.
-
         images  uint8 (N, C, H, W) or (N, H, W, C), grey ones also (N, H, W); of the size that was learned
+
+        A method with two classifiers (icarl, lucir) answers with the one that `run["row"]` names and that
+        `run["accuracy"]` is measured with.
+
+        >>> labels = run.predict(digits.test.images)
+        >>> (labels == digits.test.labels).double().mean().item() == run["last"]
+        True
         """
         pixels = _as_pixels(images, self._data.image_shape)
         learner, row = self._learner, self["row"]

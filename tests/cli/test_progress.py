@@ -1,7 +1,11 @@
 """Progress without a terminal: a line now and then, on stderr only, and none when quiet."""
 
+from __future__ import annotations
+
 import math
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -47,19 +51,15 @@ def test_a_pass_over_samples_is_shown_until_it_ends(
 
 
 class Bar:
-    """In the place of rich's."""
+    """In the place of a bar on a terminal."""
 
     def __init__(self) -> None:
-        self.task_ids, self.shown, self.runs = [0], [], False
-
-    def add_task(self, *arguments: object, **options: object) -> None: ...
-
-    def start(self) -> None:
+        self.shown: list[str] = []
         self.runs = True
 
-    def update(self, task: int, **shown: object) -> None:
+    def show(self, name: str, share: float | None, text: str) -> None:
         assert self.runs
-        self.shown.append(shown)
+        self.shown.append(name)
 
     def stop(self) -> None:
         self.runs = False
@@ -83,7 +83,7 @@ def test_a_bar_goes_when_the_call_ends_and_another_call_gets_another(bars: list[
     for number in range(2):
         krnet.record(features, recorder="krnet", iterations=1, watch=krnet.show_progress)
         assert len(bars) == number + 1 and not bars[number].runs
-        assert bars[number].shown[0]["description"] == "fit"
+        assert bars[number].shown[0] == "fit"
 
 
 def test_a_bar_goes_when_the_call_fails(bars: list[Bar]) -> None:
@@ -92,6 +92,40 @@ def test_a_bar_goes_when_the_call_fails(bars: list[Bar]) -> None:
     with pytest.raises(krnet.KrnetError):
         krnet.record(features, recorder="krnet", iterations=1, watch=krnet.show_progress)
     assert not any(bar.runs for bar in bars)
+
+
+class Shell:
+    """In the place of IPython's display: the outputs of a cell, each as it stands now."""
+
+    def __init__(self) -> None:
+        self.outputs: list[str] = []
+        self.num_updates = 0
+
+    def display(self, content: dict[str, str], raw: bool, display_id: bool) -> Shell:
+        assert raw and display_id
+        self.outputs.append(content["text/plain"])
+        return self
+
+    def update(self, content: dict[str, str], raw: bool) -> None:
+        assert raw
+        self.outputs[-1] = content["text/plain"]
+        self.num_updates += 1
+
+
+def test_a_notebook_gets_one_output_that_ends_in_the_last_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    shell, now = Shell(), 0.0
+    ipython = SimpleNamespace(display=shell.display)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=ipython))
+    monkeypatch.setitem(sys.modules, "IPython.display", ipython)
+    monkeypatch.setattr(progress, "Console", lambda stderr: SimpleNamespace(is_jupyter=True, is_terminal=False))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    with progress.Display() as display:
+        for iteration in range(1, 501):
+            now += 0.01
+            display(Progress("fit", iteration / 500, iteration, "iterations", now, {"R2": 0.5}))
+    expected = "fit  ━━━━━━━━━━━━━━━━━━━━  100 %  500 iterations  100/s  R2 0.5000  elapsed 0:05  left 0:00"
+    assert shell.outputs == [expected]
+    assert shell.num_updates <= 5 / progress.UPDATE_EVERY_S + 1
 
 
 def test_verify_tells_how_far_it_is(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,6 +22,7 @@ from rich.progress import Progress as RichProgress
 from krnet.progress import Progress, Watch
 
 LINE_EVERY_S = 5.0  # seconds between two lines where there is no bar
+UPDATE_EVERY_S = 0.1  # seconds between two updates in a notebook; more would only load the browser
 ACCURACY = "accuracy"  # values whose name begins so are shown in percent
 
 
@@ -37,7 +37,7 @@ class Display:
 
     def __init__(self, quiet: bool = False):
         self._quiet = quiet
-        self._bar: RichProgress | None = None
+        self._bar: TerminalBar | NotebookBar | None = None
         self._last_line_s: float | None = None  # None: nothing has been shown yet
         self._last_accuracy = ("", "")  # of the latest task: method, text
 
@@ -65,7 +65,7 @@ class Display:
         self(Progress(name))
 
     def close(self) -> None:
-        """Remove the bar."""
+        """Remove the bar; in a notebook its last state stays."""
         if self._bar:
             self._bar.stop()
         self._bar, self._last_line_s, self._last_accuracy = None, None, ("", "")
@@ -86,15 +86,8 @@ class Display:
         if self._last_line_s is None:
             self._last_line_s = -math.inf
             self._bar = _make_bar()
-            if self._bar:
-                self._bar.add_task("", total=None, text="")
-                self._bar.start()
         if self._bar:
-            # total=None makes the bar pulse; a number turns it back into a bar.
-            total = None if share is None else 1.0
-            self._bar.update(
-                self._bar.task_ids[0], description=name, total=total, completed=share or 0.0, text=text
-            )
+            self._bar.show(name, share, text)
         elif now or time.monotonic() - self._last_line_s >= LINE_EVERY_S:
             self._last_line_s = -math.inf if now else time.monotonic()
             print(f"{name}  {text}".rstrip(), file=sys.stderr, flush=True)
@@ -103,18 +96,65 @@ class Display:
 show_progress = Display()
 
 
-def _make_bar() -> RichProgress | None:
-    """A bar of rich on a terminal, or in a notebook that has ipywidgets; None elsewhere."""
+class TerminalBar:
+    """A bar of rich, which goes when it is stopped."""
+
+    def __init__(self, console: Console):
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[text]}"))
+        # rich would otherwise send stdout, which holds the results, through the console on stderr.
+        self._progress = RichProgress(*columns, console=console, transient=True, redirect_stdout=False)
+        self._task = self._progress.add_task("", total=None, text="")
+        self._progress.start()
+
+    def show(self, name: str, share: float | None, text: str) -> None:
+        # total=None makes the bar pulse; a number turns it back into a bar.
+        total = None if share is None else 1.0
+        self._progress.update(self._task, description=name, total=total, completed=share or 0.0, text=text)
+
+    def stop(self) -> None:
+        self._progress.stop()
+
+
+class NotebookBar:
+    """A line of text below the cell, updated in place; the last one stays.
+
+    rich's own bar needs ipywidgets, and leaves the text "Output()" where a stored notebook is shown without a kernel.
+    """
+
+    def __init__(self) -> None:
+        self._output: Any = None  # the handle that IPython updates it by
+        self._last_s = -math.inf
+        self._line = self._shown = ""
+
+    def show(self, name: str, share: float | None, text: str) -> None:
+        filled = round(20 * (share or 0.0))
+        bar = "" if share is None else "━" * filled + "─" * (20 - filled)
+        self._line = "  ".join(part for part in (name, bar, text) if part)
+        if time.monotonic() - self._last_s >= UPDATE_EVERY_S:
+            self._draw()
+
+    def stop(self) -> None:
+        self._draw()
+
+    def _draw(self) -> None:
+        if self._line == self._shown:
+            return
+        self._last_s, self._shown = time.monotonic(), self._line
+        content = {"text/plain": self._line}
+        if self._output is None:
+            from IPython.display import display
+
+            self._output = display(content, raw=True, display_id=True)
+        else:
+            self._output.update(content, raw=True)
+
+
+def _make_bar() -> TerminalBar | NotebookBar | None:
+    """A bar on a terminal or in a notebook; None elsewhere."""
     console = Console(stderr=True)
     if console.is_jupyter:
-        if find_spec("ipywidgets") is None:
-            return None
-        console = Console()  # rich draws in a notebook through the console of stdout
-    elif not console.is_terminal:
-        return None
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[text]}"))
-    # rich would otherwise send stdout, which holds the results, through the console on stderr.
-    return RichProgress(*columns, console=console, transient=True, redirect_stdout=False)
+        return NotebookBar()
+    return TerminalBar(console) if console.is_terminal else None
 
 
 def _method(progress: Progress) -> str:

@@ -32,7 +32,13 @@ STATS_CHUNK_IMAGES = 256
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Images and labels by sample ID."""
+    """Images and labels, for training or for testing. Row i of both belongs to sample ID i.
+
+    >>> import krnet
+    >>> train = krnet.data.load("digits").train
+    >>> train.num_samples, train.images[5].shape, int(train.labels[5])
+    (1442, torch.Size([1, 8, 8]), 5)
+    """
 
     images: Tensor
     """(N, C, H, W) uint8 on the CPU; images of a folder are memory-mapped from a file."""
@@ -46,6 +52,16 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class DataSet:
+    """Images to learn from and images to test with, and how networks see them.
+
+    `krnet.data.load` and `krnet.data.from_arrays` return one; `krnet.learn` and `krnet.extract` take it or its parts.
+
+    >>> import krnet
+    >>> digits = krnet.data.load("digits")
+    >>> digits.train.num_samples, digits.test.num_samples, digits.image_shape, digits.class_names[3]
+    (1442, 355, (1, 8, 8), '3')
+    """
+
     name: str
     train: Split
     test: Split
@@ -130,11 +146,22 @@ def from_arrays(
     class_names: Sequence[str] | None = None,
     layout: str | None = None,
 ) -> DataSet:
-    """Make a data set of your own images (uint8 arrays or tensors) and labels 0..K-1.
+    """Make a data set of your own images, for `krnet.learn`.
 
+    train_images, test_images  uint8 arrays or tensors, (N, C, H, W) or (N, H, W, C)
+    train_labels, test_labels  one of 0, 1, ..., K - 1 per image; each of the K classes must occur in both
+    name  as it is to appear in results
+    mean, std  of the pixels, as fractions of 255; one number for all channels or one each. By default computed from the
+            training images
+    pad, flip, crop  how training images are shifted, mirrored and cropped at random, see DataSet; by default not at all
+    class_names  by default "0", "1", ...
     layout  NCHW or NHWC; by default found from the axis that has 1, 3 or 4 channels
-    mean, std  fractions of 255, one for all channels or one each; by default computed from the training images
-    pad, flip, crop  see DataSet
+
+    >>> import krnet, numpy
+    >>> images = numpy.zeros((6, 32, 32, 3), dtype="uint8")
+    >>> data = krnet.data.from_arrays(images, [0, 1, 0, 1, 0, 1], images[:2], [0, 1], class_names=["ant", "bee"])
+    >>> data.num_classes, data.image_shape
+    (2, (3, 32, 32))
     """
     images = [_as_images(*part, layout) for part in ((train_images, f"{name}, train"), (test_images, f"{name}, test"))]
     labels = [_as_labels(*part) for part in ((train_labels, f"{name}, train"), (test_labels, f"{name}, test"))]
@@ -230,9 +257,13 @@ def make_split(images: Tensor, labels: Tensor, class_names: Sequence[str], where
 
 
 def channel_stats(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel, as fractions of 255.
+    """Mean and standard deviation of the pixels of each channel, as fractions of 255.
 
-    If the images exceed MAX_STATS_BYTES, evenly spaced ones are used.
+    images  uint8 (N, C, H, W). Of more than a gigabyte of images, evenly spaced ones are used
+
+    >>> import krnet, torch
+    >>> krnet.data.channel_stats(torch.tensor([0, 255], dtype=torch.uint8).reshape(2, 1, 1, 1))
+    ((0.5,), (0.5,))
     """
     step = -(-images.numel() // MAX_STATS_BYTES)
     counts = np.zeros((images.shape[1], 256), np.int64)  # (C, 256): histogram of the pixels of each channel

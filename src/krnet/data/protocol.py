@@ -88,7 +88,20 @@ ORDERS = {
 
 
 def class_order(order: AnyOrder, num_classes: int = 100) -> list[int]:
-    """The classes in the order of learning. `order` is a name, or a list such as [3, 1, 2, ...] or "3,1,2,..."."""
+    """The classes, given by their labels, in the order in which they are learned.
+
+    order        lucir1993, gfr1993, icarl (CIFAR-100 only) or natural (0, 1, 2, ...); or your own order, as a list
+                 [3, 1, 2, ...] or as text "3,1,2,..."
+    num_classes  number of classes of the data set
+
+    Papers that say "seed 1993" mean one of the first three, which differ: name the one of the results you compare with.
+
+    >>> import krnet
+    >>> krnet.protocol.class_order("lucir1993")[:5]
+    [68, 56, 78, 8, 23]
+    >>> krnet.protocol.class_order("2,0,1", num_classes=3)
+    [2, 0, 1]
+    """
     check_int("num_classes", num_classes, 1)
     if not isinstance(order, str):
         return _check_permutation(list(order), num_classes)
@@ -144,11 +157,19 @@ SUBSETS = {"lucir1993": imagenet_subset}
 
 
 def subset(which: str | int | Sequence[str]) -> Callable[[Sequence[str]], list[str]]:
-    """Return a function for data.load(choose=...) that selects some of a folder's classes.
+    """Select some classes of a folder of images: `krnet.data.load(FOLDER, choose=krnet.protocol.subset(...))`.
 
-    "lucir1993"  LUCIR's ImageNet-Subset
+    "lucir1993"  ImageNet-Subset as in LUCIR (Hou et al. 2019): 100 of ImageNet's 1,000 classes
     100 or "100"  the first 100 classes by name
     ["n01440764", ...] or "n01440764,..."  the listed classes, numbered in this order
+
+    Returns a function: sorted names of all classes -> names of the selected ones.
+
+    >>> import krnet
+    >>> krnet.protocol.subset(2)(["bird", "cat", "dog"])
+    ['bird', 'cat']
+    >>> krnet.protocol.subset("dog,bird")(["bird", "cat", "dog"])
+    ['dog', 'bird']
     """
     if isinstance(which, str) and which in SUBSETS:
         return SUBSETS[which]
@@ -174,34 +195,65 @@ def subset(which: str | int | Sequence[str]) -> Callable[[Sequence[str]], list[s
 
 @dataclass(frozen=True)
 class TaskSplit:
-    """The classes of each task. A class is given by its label in the data set."""
+    """The classes of each task, for `krnet.learn`; `krnet.protocol.split` makes one. A class is given by its label.
+
+    The examples of its methods use this one:
+
+    >>> import krnet, torch
+    >>> split = krnet.protocol.split("3,1,0,2", num_classes=4, sizes=[2, 1, 1])
+    >>> split.tasks
+    ((3, 1), (0,), (2,))
+    """
 
     order_name: str
+    """Name of the class order; "custom" for one of your own."""
     order: tuple[int, ...]
+    """All classes in the order in which they are learned."""
     tasks: tuple[tuple[int, ...], ...]
     """Classes of each task; the base task is the first."""
 
     @property
     def hash(self) -> str:
+        """Twelve letters and digits that identify the class order, to print beside results.
+
+        >>> split.hash == krnet.protocol.split([3, 1, 0, 2], num_classes=4).hash
+        True
+        """
         return order_hash(self.order)
 
     @property
     def num_tasks(self) -> int:
-        """Number of tasks, including the base task."""
+        """Number of tasks, including the base task.
+
+        >>> split.num_tasks
+        3
+        """
         return len(self.tasks)
 
     @property
     def position(self) -> Tensor:
-        """(num_classes,): position of each label in the order. Output k of a classifier is the k-th class learned."""
+        """(num_classes,): position of each label in the order. Output k of a classifier is the k-th class learned.
+
+        >>> split.position.tolist()
+        [2, 1, 3, 0]
+        """
         return torch.tensor(self.order).argsort()
 
     def classes_seen(self, task: int) -> list[int]:
-        """All classes up to and including this task, in the order of learning."""
+        """All classes up to and including this task, in the order in which they are learned. Task 0 is the base task.
+
+        >>> split.classes_seen(1)
+        [3, 1, 0]
+        """
         self._check(task)
         return [label for classes in self.tasks[: task + 1] for label in classes]
 
     def samples(self, labels: Tensor, task: int) -> Tensor:
-        """Sample IDs, ascending, of this task's classes; `labels` (N,) are the labels of the data set."""
+        """Sample IDs, ascending, of this task's classes; `labels` (N,) are the labels of the data set.
+
+        >>> split.samples(torch.tensor([0, 1, 2, 3, 3, 1]), task=0)
+        tensor([1, 3, 4, 5])
+        """
         self._check(task)
         return torch.isin(labels, torch.tensor(self.tasks[task], device=labels.device)).nonzero().squeeze(1)
 
@@ -217,13 +269,19 @@ def split(
     tasks: int | None = None,
     sizes: Sequence[int] | None = None,
 ) -> TaskSplit:
-    """Split the classes into a base task and `tasks` later tasks of equal size.
+    """Split the classes into tasks, which are learned one after the other: a base task, then later ones of equal size.
 
-    If the classes do not divide evenly, the first later tasks get one class more.
-
+    order         the class order: a name or a list, see `krnet.protocol.class_order`
+    num_classes   number of classes of the data set
     base_classes  classes of the base task; by default half of all
     tasks         tasks after the base task; by default 10, or one per class if fewer classes are left
     sizes         number of classes of every task, the base task first; replaces base_classes and tasks
+
+    If the classes do not divide evenly, the first later tasks get one class more.
+
+    >>> import krnet
+    >>> krnet.protocol.split("natural", num_classes=10, base_classes=4, tasks=3).tasks
+    ((0, 1, 2, 3), (4, 5), (6, 7), (8, 9))
     """
     is_named = isinstance(order, str) and order in ORDERS
     listed = class_order(order, num_classes)

@@ -27,7 +27,19 @@ LOADERS: dict[str, Loader] = {}
 
 
 def register(name: str) -> Callable[[Loader], Loader]:
-    """Decorator that registers a loader under a name, for `load` and `krnet learn --data`."""
+    """Decorator that gives a data set of your own a name, for `krnet.data.load` and `krnet learn --data`.
+
+    It stands before a function (folder, download, say) -> DataSet. `folder` is the data folder, or None; `download`
+    says whether files may be downloaded to it; `say(text)` announces a slow step.
+
+    >>> import krnet, torch
+    >>> @krnet.data.register("blank")
+    ... def load_blank(folder, download, say):
+    ...     images = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
+    ...     return krnet.data.from_arrays(images, [0, 1], images, [0, 1], layout="NCHW")
+    >>> krnet.data.load("blank").num_classes
+    2
+    """
 
     def add(loader: Loader) -> Loader:
         assert name not in LOADERS, f"two data sets are called {name}"
@@ -50,12 +62,21 @@ def load(
     download: bool = True,
     say: Callable[[str], None] = lambda text: None,
 ) -> DataSet:
-    """Load a data set: digits, cifar100, imagefolder:PATH, or the PATH of a folder that holds train/ and val/.
+    """Load a data set by its name (digits, cifar100, or a registered one), or a folder of images by its path.
 
+    name        a name, or the PATH of a folder that holds train/CLASS/* and val/CLASS/*; imagefolder:PATH is a folder
+                even if a data set has its name
+    data_dir    folder of the data sets; by default $KRNET_DATA, else the user's cache folder. The digits need none
     image_size  for folders: side in pixels of the square copies that are kept. By default the shorter side of the first
                 image, at most 256. Above 96 pixels networks see a window of seven eighths (`crop`), 224 of 256
-    choose      for folders: picks classes from the sorted class names, such as protocol.subset("lucir1993")
+    choose      for folders: a function that selects from the sorted class names; `krnet.protocol.subset` makes one
+    download    whether CIFAR-100 may be downloaded if it is missing
     say         is called with a message before each slow step
+
+    >>> import krnet
+    >>> digits = krnet.data.load("digits")
+    >>> digits.num_classes, digits.train.images.shape, digits.test.labels[:4].tolist()
+    (10, torch.Size([1442, 1, 8, 8]), [5, 0, 9, 8])
     """
     data_folder = data_dir or os.environ.get("KRNET_DATA") or None
     folder = None if name in LOADERS else _find_folder(name, data_folder)
