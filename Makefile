@@ -15,7 +15,7 @@ STAMP := .venv/.installed-$(shell pwd | cksum | cut -d' ' -f1)
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo       learn digits task after task, KRIL against its bounds; writes demo/"
+	@echo "make demo       learn digits task after task in half the bytes of all images; writes demo/"
 	@echo "make test       run the test suite (ARGS=... goes to pytest)"
 	@echo "make test-slow  the tests that it leaves out: kernels compiled for the CPU, long fits, much memory"
 	@echo "make test-gpu   the tests that need a GPU; a row in the ledger says how they ended"
