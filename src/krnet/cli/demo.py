@@ -4,8 +4,9 @@
                                          -> KRIL           a table on stdout, DIR/demo.png
                                          -> all images
 
-Fine-tuning keeps nothing and forgets: the lower bound. The upper bound keeps all images. KRIL keeps a recording of
-feature maps within BUDGET, less than half the bytes of the images.
+Fine-tuning keeps nothing and forgets: the lower bound. The upper bound keeps all images as they are stored, as raw
+uint8 pixels. KRIL keeps a recording of feature maps within BUDGET, less than half the bytes of the images and their
+labels.
 Data: the digits of scikit-learn (UCI, Alpaydin and Kaynak 1998), which come with that package.
 """
 
@@ -24,11 +25,11 @@ from krnet.cli.progress import Display
 from krnet.config import format_size
 
 BASE_CLASSES, TASKS = 6, 2
-WIDTHS = (16, 8, 64)  # channels of the network's stages; 8 at the cut make small feature maps, of 8x4x4
+WIDTHS = (8, 32, 64)  # channels of the network's stages; 8 at the cut, which is after the first, make maps of 8x8x8
 
 
 def narrow_resnet(in_channels: int = 1, **options: Any) -> Any:
-    """resnet8 with fewer channels at the cut."""
+    """resnet8 with half the channels in its first stage."""
     from krnet.nn import backbones  # imports torch
 
     architecture = backbones.Architecture(widths=WIDTHS, blocks_per_stage=1)
@@ -36,16 +37,17 @@ def narrow_resnet(in_channels: int = 1, **options: Any) -> Any:
 
 
 NETWORK: dict[str, Any] = {"backbone": narrow_resnet, "batch_size": 64, "base_epochs": 20, "epochs": 20}
-BUDGET = 45_000  # bytes; all 1,442 images with their labels take 98,056
-# Chosen on a fifth of the training images, held out, with seed 0 alone.
+BUDGET = 48_000  # bytes; all 1,442 images with their labels take 98,056
+# Chosen by the mean accuracy of three seeds on a fifth of the training images, held out. An early cut is best: F1 has
+# seen six digits only, and little of what it makes of strokes is particular to them. F2 then has much to learn, so it
+# learns as fast as the classifier.
 KRIL: dict[str, Any] = {
     "budget": BUDGET,
-    "fixed_layers": 5,
+    "fixed_layers": 3,
     "recorder_iterations": 400,
     "scaled": False,
-    "tail_lr": 0.3,
-    "aux": 0.5,
-    "bn": "frozen",
+    "tail_lr": 1.0,
+    "aux": 0.1,
 }
 # Name in the table and in the figure, method, settings.
 RUNS: tuple[tuple[str, str, dict[str, Any]], ...] = (
@@ -95,8 +97,8 @@ def summary(runs: Mapping[str, Mapping[str, Any]]) -> str:
     stored = {name: format_size(run["storage_bytes"]["total"]) for name, run in runs.items()}
     right = {name: f"{100 * run['last']:.1f} %" for name, run in runs.items()}
     return (
-        f"KRIL keeps {stored['KRIL']} and gets {right['KRIL']} of all digits right; all images take "
-        f"{stored['all images']} and get {right['all images']}; without either, {right['fine-tuning']}."
+        f"KRIL keeps {stored['KRIL']} and gets {right['KRIL']} of all digits right; keeping all images, as raw pixels, "
+        f"takes {stored['all images']} and gets {right['all images']}; keeping nothing gets {right['fine-tuning']}."
     )
 
 
