@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ def demo(*arguments: object) -> Any:
 @pytest.fixture(scope="module")
 def done(few_digits: None, few_bytes: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """The demo once: its folder, and the command's result."""
-    out = tmp_path_factory.mktemp("demo") / "new"
+    out = tmp_path_factory.mktemp("demo") / "a new folder"
     return out, demo("--out", out, "--json")
 
 
@@ -77,7 +78,7 @@ def test_bytes_are_those_on_disk(done: tuple[Path, Any]) -> None:
 
 def test_kril_may_keep_less_than_half_the_bytes_of_all_images() -> None:
     train = load_digits().train  # all of them, not the few of the other tests
-    assert BUDGET < (train.images.numel() + 4 * len(train.labels)) / 2
+    assert (train.images.numel() + 4 * len(train.labels)) / 2 > BUDGET
 
 
 def test_the_last_sentence_has_the_bytes_and_accuracies_of_both() -> None:
@@ -107,10 +108,22 @@ def test_a_second_call_shows_the_runs_and_learns_nothing_anew(
 
 
 def test_the_next_command_to_try_works(done: tuple[Path, Any]) -> None:
-    program, *arguments = json.loads(done[1].stdout)["next"].split()
+    program, *arguments = shlex.split(json.loads(done[1].stdout)["next"])
     assert program == "krnet"
     shown = CliRunner().invoke(cli.app, arguments)
     assert shown.exit_code == 0 and "200 of 8x8x8" in shown.stdout.replace("×", "x"), shown.output
+
+
+@pytest.mark.parametrize("on_path", [True, False])
+def test_the_next_command_names_the_program_as_a_shell_finds_it(
+    on_path: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = tmp_path / "bin" / "krnet"
+    called.parent.mkdir()
+    called.touch(mode=0o755)
+    monkeypatch.setattr("sys.argv", [str(called)])
+    monkeypatch.setenv("PATH", str(called.parent if on_path else tmp_path))
+    assert demo_command.program() == ("krnet" if on_path else str(called))
 
 
 def test_a_demo_that_was_stopped_goes_on_when_called_again(done: tuple[Path, Any], tmp_path: Path) -> None:

@@ -12,6 +12,9 @@ Data: the digits of scikit-learn (UCI, Alpaydin and Kaynak 1998), which come wit
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -87,9 +90,17 @@ def run(out: Path, display: Display, *, seed: int = 0, short: bool = False) -> d
         "runs": runs,
         "summary": summary(runs),
         "picture": str(picture),
-        "next": f"krnet info {out / 'kril' / f'recording-{split.num_tasks - 1}.krn'}",
+        "next": shlex.join([program(), "info", str(out / "kril" / f"recording-{split.num_tasks - 1}.krn")]),
         "seconds": time.perf_counter() - started,
     }
+
+
+def program() -> str:
+    """krnet, or its path as it was called if a shell would not find that one: `make demo` calls .venv/bin/krnet."""
+    called, found = Path(sys.argv[0]), shutil.which("krnet")
+    if called.name != "krnet" or (found is not None and called.exists() and called.samefile(found)):
+        return "krnet"
+    return str(called)
 
 
 def summary(runs: Mapping[str, Mapping[str, Any]]) -> str:
