@@ -16,7 +16,7 @@ DOCS_STAMP := $(STAMP:.venv/.installed-%=.venv/.docs-installed-%)
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo       learn digits task after task, KRIL against its bounds; writes demo/"
+	@echo "make demo       learn digits task after task in half the bytes of all images; writes demo/"
 	@echo "make test       run the test suite (ARGS=... goes to pytest)"
 	@echo "make test-slow  the tests that it leaves out: kernels compiled for the CPU, long fits, much memory"
 	@echo "make test-gpu   the tests that need a GPU; a row in the ledger says how they ended"

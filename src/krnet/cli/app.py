@@ -73,5 +73,5 @@ app.command(short_help="Show what a recording holds, its size and its error.")(i
 app.command(short_help="Check a recording byte by byte, or against its features.")(verify)
 app.command(short_help="Write samples of a recording to a .npy file.")(replay)
 app.command(short_help="Learn classes task after task, by one or several methods.")(learn)
-app.command(short_help="Learn digits task after task in three minutes: KRIL and its bounds.")(demo)
+app.command(short_help="Learn digits in two minutes: KRIL against all images.")(demo)
 app.add_typer(bench, name="bench")

@@ -1,7 +1,7 @@
 """Draw results; needs matplotlib (extra `plot`).
 
 rate.json            -> draw_rate -> R2 and replay accuracy against log bytes
-runs of `krnet demo` -> draw_demo -> accuracy after each task, and against the bytes kept
+runs of `krnet demo` -> draw_demo -> accuracy after each task, and the bytes kept
 run.json             -> draw_run  -> accuracy after each task
 """
 
@@ -25,6 +25,8 @@ MIN_ERROR = 1e-4  # shares above 1 - MIN_ERROR are drawn at this height
 LABEL_GAP = 0.044  # between two names, as a share of the axis
 NAME_ROOM = 0.4  # left of the points, as a share of their width
 MAX_TICKS = 15  # more would overlap
+DEMO_COLOURS = {"fine-tuning": "0.45", "KRIL": "#c2410c", "all images": "#15803d"}
+DEMO_FONT = {"font.size": 17, "axes.titlesize": 18, "axes.labelsize": 17}  # to be read at half size
 
 
 def series_of(result: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -145,40 +147,63 @@ def spaced(values: Sequence[float], gap: float, bottom: float) -> list[float]:
 
 
 def draw_demo(path: Path, runs: Mapping[str, Mapping[str, Any]]) -> None:
-    """Draw the accuracy after each task, and the last accuracy against the bytes that a method keeps."""
-    Figure = require("matplotlib.figure", "plot").Figure
+    """Draw the accuracy after each task as lines, and the bytes kept between tasks as bars."""
+    matplotlib, Figure = require("matplotlib", "plot"), require("matplotlib.figure", "plot").Figure
 
+    with matplotlib.rc_context(DEMO_FONT):
+        figure = Figure(figsize=(12, 5.4), dpi=130, layout="constrained")
+        figure.get_layout_engine().set(w_pad=0.15, h_pad=0.08)
+        kril_kb, images_kb = (runs[name]["storage_bytes"]["total"] / 1e3 for name in ("KRIL", "all images"))
+        figure.suptitle(
+            f"KRIL remembers old digits in {kril_kb:.0f} kB; keeping all images takes {images_kb:.0f} kB",
+            fontsize=21, fontweight="bold",
+        )  # fmt: skip
+        left, right = figure.subplots(1, 2, width_ratios=[1.35, 1])
+        _draw_demo_accuracy(left, runs)
+        _draw_demo_bytes(right, runs)
+        for axes in (left, right):
+            axes.spines[["top", "right"]].set_visible(False)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as file:
+            figure.savefig(file, format="png")
+
+
+def _draw_demo_accuracy(axes: Any, runs: Mapping[str, Mapping[str, Any]]) -> None:
+    """A line per method with its name and last accuracy at the end."""
+    gap = 10  # between two names, in points of accuracy
     first = next(iter(runs.values()))
     classes_seen = [sum(first["tasks"][: task + 1]) for task in range(len(first["tasks"]))]
-    colours = {"fine-tuning": "0.55", "KRIL": "#c2410c", "KRIL, real features": "#1d4ed8", "all images": "#15803d"}
-    styles = {"KRIL, real features": "--"}
-    figure = Figure(figsize=(11, 4.6), dpi=130, layout="constrained")
-    figure.suptitle("Handwritten digits, learned two classes at a time; KRIL keeps no old image", fontsize=14)
-    left, right = figure.subplots(1, 2, width_ratios=[1.25, 1])
-    for name, run in runs.items():
-        values = [100 * value for value in run["accuracy"]]
-        left.plot(classes_seen, values, styles.get(name, "-"), marker="o", color=colours[name], label=name)
-        stored_mb = run["storage_bytes"]["total"] / 1e6
-        right.scatter([stored_mb], [values[-1]], color=colours[name], s=60, zorder=3)
-        label_places = {"KRIL": ((-10, -4), "right", "top"), "KRIL, real features": ((6, 8), "center", "bottom")}
-        offset, ha, va = label_places.get(name, ((0, 10), "center", "bottom"))
-        label = f"{name}\n{stored_mb:.2f} MB"
-        right.annotate(
-            label, (stored_mb, values[-1]), xytext=offset, textcoords="offset points", ha=ha, va=va, fontsize=9,
-            color=colours[name],
+    place = math.inf
+    for name, run in sorted(runs.items(), key=lambda item: item[1]["last"], reverse=True):
+        values, colour = [100 * value for value in run["accuracy"]], DEMO_COLOURS[name]
+        axes.plot(classes_seen, values, marker="o", markersize=9, linewidth=3.5, color=colour, clip_on=False)
+        # Names are placed from top to bottom, so that lines that end together do not share a place.
+        place = min(place - gap, values[-1] + (3 if place == math.inf else 0))
+        axes.annotate(
+            f"{name} {values[-1]:.0f} %", (classes_seen[-1], place), xytext=(14, 0), textcoords="offset points",
+            va="center", color=colour, fontweight="bold", annotation_clip=False,
         )  # fmt: skip
-    left.set(xlabel="classes seen", ylabel="test accuracy on all of them (%)", xticks=classes_seen, ylim=(0, 104))
-    left.legend(frameon=False, loc="lower left")
-    right.set(xlabel="bytes kept between tasks (MB)", ylabel="accuracy after the last task (%)", ylim=(0, 119))
-    right.set_yticks(range(0, 101, 20))
-    right.set_xscale("symlog", linthresh=0.05)
-    right.set_xlim(-0.02, 20)
-    for axes in (left, right):
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as file:
-        figure.savefig(file, format="png")
+    axes.set_title("accuracy on all digits so far (%)", loc="left")
+    axes.set(xlabel="digits learned so far", xticks=classes_seen, ylim=(0, 104), yticks=range(0, 101, 25))
+    axes.grid(alpha=0.25, axis="y")
+
+
+def _draw_demo_bytes(axes: Any, runs: Mapping[str, Mapping[str, Any]]) -> None:
+    """A bar per method, the largest on top."""
+    stored_kb = {name: run["storage_bytes"]["total"] / 1e3 for name, run in runs.items()}
+    names = sorted(stored_kb, key=lambda name: stored_kb[name])
+    axes.barh(names, [stored_kb[name] for name in names], color=[DEMO_COLOURS[name] for name in names], height=0.6)
+    for row, name in enumerate(names):
+        axes.annotate(
+            f"{stored_kb[name]:.0f} kB", (stored_kb[name], row), xytext=(8, 0), textcoords="offset points",
+            va="center", color=DEMO_COLOURS[name], fontweight="bold",
+        )  # fmt: skip
+    for label, name in zip(axes.get_yticklabels(), names):
+        label.set_color(DEMO_COLOURS[name])
+    axes.set_title("bytes kept between tasks", loc="left")
+    axes.set(xticks=[], xlim=(0, 1.3 * max(*stored_kb.values(), 1)))
+    axes.tick_params(axis="y", length=0)
+    axes.spines["bottom"].set_visible(False)
 
 
 def draw_run(run: Mapping[str, Any], path: AnyPath | None = None) -> Any:

@@ -12,22 +12,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from krnet.coding.matrix import Matrix, MatrixReader, MatrixStats, TooFineError, encode, evenly_spaced, measure
 from krnet.coding.search import bisect_log
 from krnet.coding.weights import coded_bits
 from krnet.config import from_dict
+from krnet.device import exact_math
+from krnet.features.samples import Samples
+from krnet.features.source import FeatureSource
 from krnet.nn.sizing import map_shape
-from krnet.recorders.axes import MAX_EXACT_SIZE, Axes
+from krnet.recorders.axes import MAX_EXACT_SIZE, Axes, principal_axes
 from krnet.recorders.base import Job
 from krnet.recorders.coded import SEARCH_ROWS
 from krnet.recorders.compact.axes_fit import axis_scale, axis_std_and_least_step, learn_axes
 from krnet.recorders.compact.codes import fixed_bytes, network_bytes
 from krnet.recorders.compact.network import CompactConfig, zero_map
 from krnet.recorders.compact.values_fit import DEAD_ZONE, values_minus_zero
+from krnet.recorders.maps import coordinates, normalised_chunks
 from krnet.train.config import FitConfig
 
 
@@ -52,6 +58,7 @@ MIN_AXIS_STD_STEPS = 0.8  # axes with a standard deviation below 0.8 steps are d
 GAIN, LONG_GAIN = (1.2, 0.4), (0.85, 0.44)
 MAX_VALUES_WITHOUT_AXES = 1 << 24  # samples * values up to which a file without axes may be better (notes/choices.md)
 MIN_REPAIR_ERROR = 0.01  # share of the variance: below this quantisation error a network without axes does not pay
+MANY_SAMPLES = 4  # times as many samples as values: their principal axes suit other samples as well
 REPAIRED_SHARE = 0.45  # share of the quantisation error that such a network leaves
 
 
@@ -74,7 +81,7 @@ def for_budget(job: Job, budget: int) -> dict[str, Any]:
     config, pca_error = plan_with_axes(job, budget)
     num_values = math.prod(job.source.shape)
     # More than MAX_EXACT_SIZE values a sample are not tried: grouping that many columns into tables takes too long.
-    few_values = num_values <= MAX_EXACT_SIZE and job.num_planned * num_values <= MAX_VALUES_WITHOUT_AXES
+    few_values = num_values <= MAX_EXACT_SIZE and len(job.source) * num_values <= MAX_VALUES_WITHOUT_AXES
     if "components" not in job.settings and few_values:
         config_without_axes, error_without_axes = plan_without_axes(job, budget)
         if error_without_axes < likely_error(pca_error):
@@ -131,13 +138,15 @@ def plan_without_axes(job: Job, budget: int) -> tuple[CompactConfig, float]:
         decoded = MatrixReader(coded, config.coding, job.device).read(torch.arange(len(codes)))
         return config, float((decoded - codes).double().square().mean()) / max(job.stats.variance, 1e-12)
 
+    # Samples to come are not refined by a network that has not seen them (see growth.py).
+    repaired_share = REPAIRED_SHARE + (1 - REPAIRED_SHARE) * unseen_share(job)
     plain = finest_config(0)
     coarse = plain[1] >= MIN_REPAIR_ERROR
     widths = affordable_widths(job.source.shape, budget, NO_AXES_LIMITS, make_config) if coarse else [0]
     for c1 in widths[:-1]:  # the widest network that gains more than a coarser step loses
         config, error = finest_config(c1)
-        if REPAIRED_SHARE * error < plain[1]:
-            return config, REPAIRED_SHARE * error
+        if repaired_share * error < plain[1]:
+            return config, repaired_share * error
     return plain
 
 
@@ -162,8 +171,9 @@ def plan_with_axes(job: Job, budget: int) -> tuple[CompactConfig, float]:
     def error(components: int) -> float:
         """Squared error of a sample: of quantised codes and axes, plus the variance along the axes left out."""
         quantisation = components * finest_step(components) ** 2 / 12 * (1 + num_values / job.num_planned)
-        return quantisation + float(axes.std[components:].double().square().sum())
+        return quantisation + left_out[components]
 
+    left_out = variance_left_out(job, axes)
     limits = LONG_FIT_LIMITS if is_long(job.fit) else SHORT_FIT_LIMITS
     c1 = affordable_widths(job.source.shape, budget, limits, lambda c1: make_config(1.0, 1, c1))[0]
     # At most as many axes as samples: a variance above 0 along further axes is a float error.
@@ -173,6 +183,42 @@ def plan_with_axes(job: Job, budget: int) -> tuple[CompactConfig, float]:
     best = int(given["components"]) if "components" in given else min(candidates, key=error)
     config = make_config(float(f"{finest_step(best):.5g}"), best, c1)
     return config, error(best) / max(num_values * job.stats.variance, 1e-12)
+
+
+def unseen_share(job: Job) -> float:
+    """The share of the planned samples that are to come, and that the fit cannot see."""
+    return 1 - len(job.source) / job.num_planned
+
+
+def variance_left_out(job: Job, axes: Axes) -> list[float]:
+    """For each number of axes k, 0 to all: the variance of a planned sample that k axes leave out.
+
+    Along axes learned from few samples, samples to come have less of their variance than those. Half of the samples
+    tell how much: axes are learned from the others. Where samples are many, the difference is too small to matter.
+    """
+    seen = axes.std.double().square().flip(0).cumsum(0).flip(0).tolist()  # [k]: along axes k, k + 1, ...
+    seen.append(0.0)
+    unseen, num_values = unseen_share(job), math.prod(job.source.shape)
+    if not unseen or len(job.source) < 4 or len(job.source) >= MANY_SAMPLES * num_values:
+        return seen
+    with exact_math(), torch.inference_mode():
+        halves = [subset(job, torch.arange(first, len(job.source), 2)) for first in (0, 1)]
+        learned = principal_axes(halves[0], job.settings.get("components"))
+        squares = coordinates(halves[1], learned.mean, learned.axes.T).double().square().mean(0)  # (k,)
+        total = sum(float((x.flatten(1) - learned.mean).double().square().sum()) for x in normalised_chunks(halves[1]))
+    kept = [0.0, *squares.cumsum(0).tolist()]
+    to_come = [max(0.0, total / len(halves[1].source) - kept[min(k, len(kept) - 1)]) for k in range(len(seen))]
+    return [(1 - unseen) * s + unseen * t for s, t in zip(seen, to_come, strict=True)]
+
+
+def subset(job: Job, ids: Tensor) -> Job:
+    """The job of some samples, in the same range."""
+
+    def fill(out: Tensor, rows: Tensor) -> None:
+        out.copy_(job.source.read(ids[rows]))
+
+    source = FeatureSource(job.source.name, (len(ids), *job.source.shape), str(job.source.dtype)[6:], fill)
+    return replace(job, source=source, samples=Samples(len(ids), job.source.shape, None))
 
 
 def likely_bytes(job: Job, target_r2: float) -> tuple[float, float]:
