@@ -171,7 +171,7 @@ def plan_with_axes(job: Job, budget: int) -> tuple[CompactConfig, float]:
     def error(components: int) -> float:
         """Squared error of a sample: of quantised codes and axes, plus the variance along the axes left out."""
         quantisation = components * finest_step(components) ** 2 / 12 * (1 + num_values / job.num_planned)
-        return quantisation + left_out[components]
+        return quantisation + left_out[min(components, len(left_out) - 1)]  # a fit refuses more axes than there are
 
     left_out = variance_left_out(job, axes)
     limits = LONG_FIT_LIMITS if is_long(job.fit) else SHORT_FIT_LIMITS
