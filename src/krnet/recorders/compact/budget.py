@@ -60,6 +60,9 @@ MAX_VALUES_WITHOUT_AXES = 1 << 24  # samples * values up to which a file without
 MIN_REPAIR_ERROR = 0.01  # share of the variance: below this quantisation error a network without axes does not pay
 MANY_SAMPLES = 4  # times as many samples as values: their principal axes suit other samples as well
 REPAIRED_SHARE = 0.45  # share of the quantisation error that such a network leaves
+# The same of samples that come later. They do without the network (growth.py), and the step and the centroids were
+# fitted to it. Measured on 500 CIFAR-100 maps: 1.2 after 60 iterations, 2 after 1,500.
+UNSEEN_SHARE = 1.5
 
 
 def estimate_bytes(job: Job, config: CompactConfig, axes: Axes) -> int:
@@ -138,8 +141,8 @@ def plan_without_axes(job: Job, budget: int) -> tuple[CompactConfig, float]:
         decoded = MatrixReader(coded, config.coding, job.device).read(torch.arange(len(codes)))
         return config, float((decoded - codes).double().square().mean()) / max(job.stats.variance, 1e-12)
 
-    # Samples to come are not refined by a network that has not seen them (see growth.py).
-    repaired_share = REPAIRED_SHARE + (1 - REPAIRED_SHARE) * unseen_share(job)
+    unseen = unseen_share(job)
+    repaired_share = (1 - unseen) * REPAIRED_SHARE + unseen * UNSEEN_SHARE
     plain = finest_config(0)
     coarse = plain[1] >= MIN_REPAIR_ERROR
     widths = affordable_widths(job.source.shape, budget, NO_AXES_LIMITS, make_config) if coarse else [0]
