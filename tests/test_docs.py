@@ -26,6 +26,7 @@ def page(name: str) -> str:
     return (ROOT / "docs" / f"{name}.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(EXECUTED))
 def test_the_python_of_a_page_runs_and_prints_what_the_page_shows(name, tmp_path):
     blocks = PYTHON_BLOCK.findall(page(name))

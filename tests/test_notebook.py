@@ -68,6 +68,7 @@ def differences(stored: Any, made: Any) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_and_shows_what_it_has_stored(run_notebook):
     made = run_notebook.run_notebook(STORED)
     assert not differences(STORED, made), "look at the change, then run: python tools/run_notebook.py"
