@@ -307,6 +307,31 @@ def record_table() -> str:
     return table(["recorder", "file", "iterations", "MSE", "R²", "replay accuracy", "commit"], lines)
 
 
+# Recorder, commit, iterations: ten steps of 500 maps.
+APPEND_ROWS: tuple[tuple[str, str, int | None], ...] = (
+    ("krnet", "62ef0d3", 1500),
+    ("pq", "730a2dc", None),
+    ("quantized", "62ef0d3", None),
+    ("transform", "730a2dc", None),
+    ("pca", "730a2dc", None),
+)
+
+
+def append_table() -> str:
+    """R2 of ten steps and of all samples at once in as many bytes, without and with a plan (`room`)."""
+    rows, lines = ledger(), []
+    for recorder, commit, iterations in APPEND_ROWS:
+        settings = {"recorder": recorder, "iterations": iterations, "steps": 10, "samples": 5000, "order": "mixed"}
+        metrics = find(rows, "appending", commit, **settings)["metrics"]
+        cells = []
+        for way in ("room", "appended"):
+            found = metrics[way]
+            cells += [f"{found['bytes'] / 1e6:.2f} MB", rounded(found["r2"], 3), rounded(found["once_r2"], 3)]
+        lines.append([recorder, *cells, f"`{commit}`"])
+    ways = [f"{name}{way}" for way in (", with room", ", without") for name in ("bytes", "ten steps", "at once")]
+    return table(["recorder", *ways, "commit"], lines)
+
+
 # ------------------------------------------------------------------ files
 
 BLOCKS: dict[str, Callable[[], str]] = {
@@ -320,6 +345,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "curves-table": curves_table,
     "bytes-table": bytes_table,
     "record-table": record_table,
+    "append-table": append_table,
 }
 
 
