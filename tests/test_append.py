@@ -294,3 +294,36 @@ def test_an_array_of_a_recording_is_its_replays(plain, monkeypatch):
     if np.lib.NumpyVersion(np.__version__) >= "2.0.0":
         with pytest.raises(ValueError, match="copy"):
             np.array(plain, copy=False)
+
+
+def test_an_outlier_that_no_file_can_state_leaves_the_old_file_whole(tmp_path):
+    path = tmp_path / "a.krn"
+    features = 1e-5 * torch.rand(40, 4, 3, 3)
+    recording = krnet.record(features, recorder="quantized", budget="20kB", out=path)
+    before, new = path.read_bytes(), features[:5].clone()
+    new[0, 0, 0, 0] = 1e8
+    with pytest.raises(FeatureError, match="far outside the range"):
+        recording.append(new, out=path)
+    assert path.read_bytes() == before
+
+
+def test_a_recording_that_was_grown_in_place_is_not_grown_again(tmp_path):
+    recording = krnet.record(torch.rand(40, 4, 3, 3), recorder="quantized", out=tmp_path / "a.krn")
+    recording.append(torch.rand(5, 4, 3, 3), out=tmp_path / "a.krn")
+    with pytest.raises(InputError, match="has changed since this Recording was opened"):
+        recording.append(torch.rand(5, 4, 3, 3), out=tmp_path / "a.krn")
+    assert len(krnet.open(tmp_path / "a.krn")) == 45
+
+
+def test_labels_come_from_the_file_that_extract_wrote(tmp_path):
+    images, labels = torch.rand(20, 3, 4, 4), torch.arange(20) % 3
+    for name, part in (("one", slice(0, 12)), ("two", slice(12, 20))):
+        krnet.extract(torch.nn.Identity(), images[part], labels[part], out=tmp_path / f"{name}.safetensors")
+    recording = krnet.record(tmp_path / "one.safetensors", recorder="quantized")
+    assert torch.equal(recording.append(tmp_path / "two.safetensors").labels, labels)
+
+
+def test_a_fit_of_append_has_no_r2_to_stop_at():
+    recording = krnet.record(torch.rand(40, 4, 3, 3), recorder="krnet", iterations=1)
+    with pytest.raises(SettingError, match="stop_at_r2 is given, which append does not take"):
+        recording.append(torch.rand(5, 4, 3, 3), stop_at_r2=0.5)

@@ -124,6 +124,11 @@ def record(
     fit = from_dict(FitConfig, {**preset_fit, "seed": seed, "device": device, **fit_settings})
     if target_r2 is not None:
         check_range("target_r2", target_r2, -inf, 1)
+        if fit.stop_at_r2 is not None and fit.stop_at_r2 < target_r2:
+            raise InputError(
+                f"target_r2 is {target_r2} and stop_at_r2 is {fit.stop_at_r2}: every fit would end below the target. "
+                f"Raise stop_at_r2, or leave it out"
+            )
         if budget_bytes is not None:
             raise InputError(
                 "budget and target_r2 are given; record takes one of them: the best file of a size, or the smallest "
@@ -154,7 +159,7 @@ def record(
         # rounded them differently in an earlier run.
         digest = scan(source, watch=watch).digest if isinstance(features, str | os.PathLike) else None
         compared, limit = (None, None) if over_budget else (target_bytes, budget_bytes)
-        check_finished(open(path), samples, chosen, recorder_settings, digest, compared, limit)
+        check_finished(open(path), samples, chosen, recorder_settings, digest, compared, limit, target_r2)
         return open(path, torch_device, trunk=trunk)
     job = Job(
         source=source,

@@ -23,7 +23,7 @@ from krnet.config import check_choice
 from krnet.device import pick_device
 from krnet.errors import InputError, NotARecordingError, OversizedRecordingError, UnknownSampleError
 from krnet.features.samples import LABELS, Samples
-from krnet.features.source import open_features
+from krnet.features.source import open_features, stored_labels
 from krnet.features.stats import normalise
 from krnet.io import archive
 from krnet.io.atomic import AnyPath, atomic_write, refuse_overwriting
@@ -359,9 +359,10 @@ class Recording:
         these, and of all kinds; `krnet.record(room=...)` plans the bytes for the samples to come.
 
         features   as for krnet.record; samples of the same shape and type as the old ones
-        labels     one integer per new sample, if the recording has labels; new classes may come
+        labels     one integer per new sample, if the recording has labels; new classes may come. A file that
+                   krnet.extract wrote has them inside
         out        file to write, by default a temporary one. It may be the recording's own file, which is replaced by
-                   the grown one; this object then still replays the old samples
+                   the grown one; go on with the Recording that is returned, this one cannot be saved or grown again
         budget     size of the grown file, at most. By default it has as many bytes a sample as now, or as planned with
                    room; the labels of samples that are not sorted by class come on top
         head       as for krnet.record
@@ -380,6 +381,13 @@ class Recording:
             keeper = self._keep
         refuse_overwriting([path], [item for item in (features, labels) if isinstance(item, str | os.PathLike)])
         source = open_features(features, key=key)
+        if labels is None and self.labels is not None:
+            labels = stored_labels(features, key, len(source))
+        if path.resolve() == self.path.resolve() and archive.open_archive(path).checksum != self.fingerprint:
+            raise InputError(
+                f"{path}: has changed since this Recording was opened. Append to the Recording that the last append "
+                f"returned, or open the file again"
+            )
         added = Addition(source, labels, budget, head, watch, settings)
         archive.write(path, *grown_contents(self, self._archive.metadata, added, self.device, path))
         return Recording(archive.open_archive(path), self.device, self.precision, keeper, self._trunk)

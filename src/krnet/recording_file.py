@@ -8,11 +8,7 @@ OUT, or nothing -> destination    -> the path to write to
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import tempfile
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from math import isfinite
@@ -22,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from krnet.errors import BudgetError, InputError, NonFiniteLossError, NotARecordingError, ResumeError
+from krnet.errors import BudgetError, FeatureError, InputError, NonFiniteLossError, NotARecordingError, ResumeError
 from krnet.features.metrics import fidelity
 from krnet.features.samples import Samples
 from krnet.features.stats import normalise
@@ -30,9 +26,11 @@ from krnet.io import archive
 from krnet.io.atomic import AnyPath
 from krnet.io.header import RESTORE
 from krnet.io.ledger import package_version
+from krnet.io.temporary import TemporaryFolder
 from krnet.recorders.base import PROBE_SAMPLES, PROBE_VALUES, Content, Earlier, Job, Recorder
 
 NO_LABELS = torch.zeros(0)
+MAX_MSE = 2.0**62  # a header holds no larger number (recording.py)
 
 Decode = Callable[[Tensor], Tensor]  # IDs (B,) -> features (B, *shape)
 FileContents = tuple[dict[str, Tensor], dict[str, Any]]  # tensors, metadata
@@ -50,20 +48,8 @@ def destination(out: AnyPath | None) -> tuple[object, Path]:
         if path.is_dir():
             raise InputError(f"{path}: is a folder; expected the name of a file to write")
         return None, path
-    folder = tempfile.mkdtemp(prefix="krnet-")
-
-    class Keeper:
-        """An object that every Recording of the file refers to."""
-
-    keeper = Keeper()
-    weakref.finalize(keeper, _remove_folder, folder, os.getpid())
-    return keeper, Path(folder) / "recording.krn"
-
-
-def _remove_folder(folder: str, owner: int) -> None:
-    # A forked worker has a copy of the keeper, and must not remove its parent's file.
-    if os.getpid() == owner:
-        shutil.rmtree(folder, ignore_errors=True)
+    keeper = TemporaryFolder()
+    return keeper, keeper.path / "recording.krn"
 
 
 def check_finished(
@@ -74,18 +60,22 @@ def check_finished(
     digest: str | None,
     budget: int | None,
     max_bytes: int | None,
+    target_r2: float | None,
 ) -> None:
     """Refuse a finished file of other samples or settings.
 
     digest     that of the features; None to ignore them
     budget     the budget, given or default, that the file must have been made for; None to ignore it
     max_bytes  the largest size the file may have; None for any. A default budget is an aim, and no limit
+    target_r2  the R2 whose smallest file was searched for; None if it was not
     """
     path, info = recording.path, recording.info()
     found = {"recorder": info["recorder"], "samples": len(recording), "shape": recording.shape}
     expected = {"recorder": recorder.name, "samples": samples.num_samples, "shape": samples.shape}
     for name in sorted(settings.keys() & info["settings"].keys()):
         found[name], expected[name] = info["settings"][name], json.loads(json.dumps(settings[name]))
+    if "target_r2" in info["fit"] and "stop_at_r2" in info["fit"]:  # in older files target_r2 may mean stop_at_r2
+        found["target_r2"], expected["target_r2"] = info["fit"]["target_r2"], target_r2
     if budget is not None and info["fit"].get("budget") is not None:
         found["budget"], expected["budget"] = info["fit"]["budget"], budget
     labels = (NO_LABELS if values is None else values for values in (samples.labels, recording.labels))
@@ -160,6 +150,11 @@ def file_contents(
     metrics = described["metrics"]
     if not isfinite(metrics["mse"]):
         raise NonFiniteLossError("the fitted recorder decodes to NaN or infinity; nothing was written. Lower lr")
+    if metrics["mse"] >= MAX_MSE:
+        raise FeatureError(
+            f"{job.source.name}: replays have an MSE of {metrics['mse']:.3g}, where the range of each channel is 1; "
+            f"nothing was written. Leave out samples with values far outside the range of the others, or record anew"
+        )
     probe = torch.linspace(0, job.samples.num_samples - 1, PROBE_SAMPLES).round().long().unique()
     if job.device.type == "cuda":
         exact, fast = (

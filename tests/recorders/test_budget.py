@@ -334,3 +334,18 @@ def test_the_command_line_takes_a_budget_or_a_target(maps, tmp_path):
     assert refused.exit_code == 1 and "error:" in refused.stderr and "budget is 30000" in refused.stderr
     assert not out.exists()
     assert run("--budget", "30XB").exit_code == 2
+
+
+def test_a_finished_file_of_another_target_is_not_returned(maps, tmp_path):
+    path = tmp_path / "a.krn"
+    made = krnet.record(*maps, recorder="quantized", target_r2=0.5, out=path)
+    again = {"recorder": "quantized", "out": path, "resume": True}
+    assert krnet.record(*maps, target_r2=0.5, **again).r2 == made.r2
+    for other in ({"target_r2": 0.99}, {"budget": "1MB"}):
+        with pytest.raises(ResumeError, match="target_r2"):
+            krnet.record(*maps, **other, **again)
+
+
+def test_a_stop_below_the_target_is_refused(maps):
+    with pytest.raises(InputError, match="every fit would end below the target"):
+        krnet.record(*maps, target_r2=0.9, stop_at_r2=0.5, iterations=1)

@@ -209,3 +209,20 @@ def test_axes_are_not_chosen_for_samples_to_come_that_they_do_not_fit(tmp_path):
     grown = first.append(features[30:])
     assert grown.nbytes <= 80_000
     assert 1 - (grown[30:] - features[30:]).square().mean() / features[30:].var() > 0.8
+
+
+def test_a_growth_along_axes_stops_at_an_r2_of_the_new_samples(features, tmp_path):
+    axes = {"components": 20, "c1": 8, "step": 0.1}
+    first = record(features[:FIRST], tmp_path / "a.krn", **axes)
+    grown = record(features[:SECOND], tmp_path / "b.krn", start=first, stop_at_r2=-5.0, iterations=200)
+    assert (grown.info()["stopped_by"], grown.info()["iterations"]) == ("target", 50)
+
+
+def test_with_axes_too_the_network_is_left_out_where_it_makes_new_samples_worse(tmp_path):
+    features = relu_maps(240, (6, 5, 5))[0]
+    first = record(features[:40], tmp_path / "a.krn", components=10, c1=32, step=0.08, iterations=400)
+    grown = first.append(features[40:].flip(1), iterations=20)
+    assert grown.settings["refined"] == 40 and torch.equal(grown[:40], first[:])
+    again = grown.append(features[40:].flip(1), iterations=20)
+    # The same maps have the same codes, whenever they come.
+    assert torch.equal(again[240:], grown[40:])

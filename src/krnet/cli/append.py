@@ -61,11 +61,9 @@ def append(
     """
     from krnet import api
     from krnet.cli.progress import Display
-    from krnet.recorders.base import check_names, get_recorder
 
     given = merge(settings or [], iterations=iterations, time_budget=time_budget)
     recording = api.open(path, device)
-    check_names(get_recorder(recording.recorder), given)
     try:
         with Display(quiet) as display:
             grown = recording.append(features, labels, out=out, budget=budget, key=key, watch=display, **given)

@@ -210,7 +210,7 @@ def record(
         raise typer.Exit(130) from None
     info = {"path": str(out), **recording.info()}
     output.show(info, output.info_rows(info), as_json)
-    target = target_r2 if stop_at_r2 is None else stop_at_r2
+    target = stop_at_r2 if target_r2 is None else target_r2
     if target is not None and info["r2"] < target:
         advice = (
             f"Record again with more --iterations (these were {info['iterations']:,}), a longer --time-budget, or a "

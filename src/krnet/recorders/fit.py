@@ -209,6 +209,10 @@ class NetworkFit(ABC):
                     tensor.zero_()
         return graph
 
+    def decoder(self, recorder: Recorder, content: Content) -> Callable[[Tensor], Tensor]:
+        """Replays of the samples of this fit's job, from the file's content: ids (B,) -> features (B, *shape)."""
+        return recorder.replay(self.job.samples, content.settings, content, self.device).decode
+
     def state(self) -> dict[str, Tensor]:
         state = {f"{NET}{name}": p for name, p in self.net.state_dict().items()}
         for index, optimizer in enumerate(self.optimizers):
@@ -247,8 +251,7 @@ def run_fit(recorder: Recorder, trainee: NetworkFit, settings: Mapping[str, Any]
             return False
         # The running loss is an estimate: measure R2 on all features, as they would be stored and replayed.
         content = trainee.content(Outcome(iteration, 0.0, "target"))
-        replayer = recorder.replay(job.samples, content.settings, content, job.device)
-        return fidelity(replayer.decode, job.source, stats).r2 >= target
+        return fidelity(trainee.decoder(recorder, content), job.source, stats).r2 >= target
 
     checkpoint = None
     if job.checkpoint is not None:
