@@ -116,7 +116,7 @@ def poison_classes(digits: data.DataSet, labels: Sequence[int]) -> data.DataSet:
     """All training images of these classes, and their test images, replaced by noise."""
     parts = []
     for split in (digits.train, digits.test):
-        # In a copy, not by torch.where, whose strides differ: convolutions would then round differently.
+        # Written into a copy, which keeps the strides: with others, convolutions round differently.
         images, is_poisoned = split.images.clone(), torch.isin(split.labels, torch.tensor(labels))
         images[is_poisoned] = noise_like(images[is_poisoned])
         parts.append(replace(split, images=images))

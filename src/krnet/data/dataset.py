@@ -143,7 +143,8 @@ class DataSet:
 
         The new data set does not contain the real test images. The held-out images of a class are evenly spaced among
         its training images, so they do not depend on a seed or a class order, and files that were sorted by anything
-        are represented from first to last. Mean and standard deviation stay those of this data set.
+        are represented from first to last. Mean and standard deviation stay those of this data set. Images are copied
+        into memory.
 
         >>> import krnet
         >>> digits = krnet.data.load("digits").with_validation(20)
