@@ -27,7 +27,7 @@ import multiprocessing.connection
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -44,6 +44,7 @@ from krnet.errors import KrnetError, SettingError
 from krnet.io import ledger
 from krnet.learners import base
 from krnet.learners.settings import settings_of
+from krnet.run import Run, append_row
 
 RECIPE = "learn-bytes"
 BUDGETS = "1.54MB,3.08MB,6.16MB,12.31MB"
@@ -183,18 +184,13 @@ def learn_point(plan: Plan, point: Point, command: str) -> None:
     append_run(run, point.budget, command)
 
 
-def append_run(run: Mapping[str, Any], budget: int | None, command: str) -> None:
+def append_run(run: Run, budget: int | None, command: str) -> None:
     """Append a row, unless the ledger has it: a process may have been killed between its run and its row."""
     # Times identify a run: no two runs take the same microseconds.
     if any(row["metrics"].get("task_seconds") == run["task_seconds"] for row in ledger.read()):
         return
-    metrics = {k: v for k, v in run.items() if k not in ("settings", "versions", "class_order", "device", "seed")}
-    if budget is not None:
-        metrics["over_budget"] = run["storage_bytes"]["total"] > budget
-    ledger.append(
-        RECIPE, settings={**run["settings"], "tasks": run["tasks"], "data": run["data"]}, metrics=metrics,
-        seconds=run["seconds"], seed=run["seed"], class_order=f"{run['order']} ({run['order_hash']})", command=command,
-    )  # fmt: skip
+    over = {} if budget is None else {"over_budget": run.storage_bytes > budget}
+    append_row(run, RECIPE, command=command, **over)
 
 
 def append_failure(plan: Plan, point: Point, error: str, command: str, seconds: float) -> None:

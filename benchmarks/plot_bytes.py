@@ -19,6 +19,7 @@ from typing import Any
 
 from krnet.config import format_size
 from krnet.errors import SettingError
+from krnet.io import ledger
 from krnet.io.atomic import atomic_write
 from krnet.learners import base
 
@@ -104,12 +105,17 @@ class Dot:
 def choose_rows(
     rows: Sequence[dict[str, Any]], name: str, order: str, tasks: int, base_classes: int | None, epochs: int | None
 ) -> list[dict[str, Any]]:
-    """Return the rows of one data set, class order and task split, the oldest first; refuse rows of several splits."""
+    """Return the rows of one data set, class order and task split, the oldest first; refuse rows of several splits.
+
+    Rows that were judged on held-out training images are left out.
+    """
     chosen = []
     for row in rows:
         settings = row["settings"]
         sizes = settings.get("tasks")
         if row["recipe"] not in RECIPES or settings.get("data") != name or "method" not in row["metrics"]:
+            continue
+        if not ledger.is_result(row):
             continue
         fits = isinstance(sizes, list) and len(sizes) == 1 + tasks and base_classes in (None, sizes[0])
         fits = fits and (row["class_order"] or "").split(" (")[0] == order

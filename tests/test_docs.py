@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -69,6 +70,22 @@ def fill_docs() -> ModuleType:
 def test_generated_blocks_are_up_to_date(fill_docs):
     stale = [path.name for path in fill_docs.stale_pages(ROOT)]
     assert not stale, "run: python tools/fill_docs.py"
+
+
+def test_tables_leave_out_rows_judged_on_held_out_images(fill_docs, tmp_path, monkeypatch):
+    """A copy of every row, with other numbers, as `krnet learn --validation 50` might append it."""
+    before = fill_docs.learn_table(), fill_docs.bytes_table(), fill_docs.curves_table()
+    rows = [json.loads(line) for line in fill_docs.LEDGER.read_text().splitlines()]
+    learned = [row for row in rows if "last" in row["metrics"]]
+    copies = [{**row, "metrics": {**row["metrics"], "last": 0.99, "validation": 50}} for row in learned]
+    assert len(copies) > 10
+    monkeypatch.setattr(fill_docs, "LEDGER", tmp_path / "ledger.jsonl")
+    fill_docs.LEDGER.write_text("".join(json.dumps(row) + "\n" for row in [*copies, *rows]))
+    assert (fill_docs.learn_table(), fill_docs.bytes_table(), fill_docs.curves_table()) == before
+    real = [{**row, "metrics": {**row["metrics"], "validation": 0}} for row in copies]
+    fill_docs.LEDGER.write_text("".join(json.dumps(row) + "\n" for row in [*real, *rows]))
+    with pytest.raises(AssertionError, match="2 rows"):
+        fill_docs.learn_table()
 
 
 def test_a_stale_or_unknown_block_is_noticed(fill_docs, tmp_path):

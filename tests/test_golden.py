@@ -90,7 +90,9 @@ def test_old_finished_run_is_returned_as_it_is(name, own):
 @every_run
 def test_old_run_killed_before_its_last_line_is_finished_from_its_state(name, own):
     (own / "run.json").unlink()
-    assert resumed(name, own)["accuracy_matrix"] == MANIFEST["runs"][name]["accuracy_matrix"]
+    found = resumed(name, own)
+    assert found["accuracy_matrix"] == MANIFEST["runs"][name]["accuracy_matrix"]
+    assert found["validation"] == 0 and found["commits"][0] == "unknown"  # it did not say
 
 
 @every_run

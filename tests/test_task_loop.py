@@ -303,6 +303,64 @@ def test_the_watcher_takes_no_seconds_of_a_task(
     assert learn("finetune", digits, tmp_path, watch=slow)["seconds"] < LONG
 
 
+# ------------------------------------------------------------------ commits
+
+
+@pytest.mark.parametrize(("task", "name"), [(0, "classifier"), (1, "F2")])
+def test_a_resumed_run_names_all_commits_and_adds_up_its_seconds(
+    digits: data.DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: int, name: str
+) -> None:
+    """Also that of a process that was stopped before it had finished any task."""
+    monkeypatch.setenv("KRNET_COMMIT", "first")
+    with pytest.raises(KeyboardInterrupt):
+        learn("kril", digits, tmp_path, watch=Stop(task, name))
+    rewrite(tmp_path / f"task-{task}-0.partial", lambda kept: kept.update(seconds=LONG))
+    if task == 1:
+        rewrite(tmp_path / "state.krn", lambda kept: kept.update(task_seconds=[2 * LONG]))
+    monkeypatch.setenv("KRNET_COMMIT", "second")
+    found = learn("kril", digits, tmp_path, resume=True)
+    assert found["commits"] == ["first", "second"]
+    assert found["seconds"] > (3 * LONG if task == 1 else LONG)
+    monkeypatch.setenv("KRNET_COMMIT", "third")  # a finished run is only shown
+    assert learn("kril", digits, tmp_path, resume=True)["commits"] == ["first", "second"]
+
+
+def test_the_commit_that_trained_a_shared_base_task_is_named(
+    digits: data.DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for commit, expected in (("first", ["first"]), ("second", ["second", "first"])):
+        monkeypatch.setenv("KRNET_COMMIT", commit)
+        assert learn("finetune", digits, tmp_path / commit, shared=tmp_path / "shared")["commits"] == expected
+    (path,) = (tmp_path / "shared").iterdir()
+    rewrite(path, lambda kept: kept.pop("commit"))  # as older files are
+    assert learn("finetune", digits, tmp_path / "old", shared=tmp_path / "shared")["commits"] == ["second", "unknown"]
+
+
+# ------------------------------------------------------------------ held-out images
+
+
+def test_validation_is_the_data_set_with_held_out_images(digits: data.DataSet, tmp_path: Path) -> None:
+    """And the real test images are not among what a learner is given."""
+    given = []
+
+    class Spy(base.get_learner("finetune")):  # type: ignore[misc]
+        def __init__(self, context: base.Context, config: base.LearnerConfig):
+            given.append(context.data)
+            super().__init__(context, config)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(base._REGISTRY, "finetune", Spy)
+        found = learn("finetune", digits, tmp_path / "a", validation=3)
+    assert found["validation"] == 3 and [made.validation for made in given] == [3]
+    assert {image.numpy().tobytes() for image in given[0].test.images} <= {
+        image.numpy().tobytes() for image in digits.train.images
+    }
+    assert_same_run(learn("finetune", digits.with_validation(3), tmp_path / "b"), found)
+    with pytest.raises(SettingError, match=r"validation is 12, and class .* has 12 training images"):
+        learn("finetune", digits, tmp_path / "c", validation=12)
+    assert not (tmp_path / "c").exists()
+
+
 # ------------------------------------------------------------------ refusals
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 CONTAINER = {"format", "checksum", "checksums"}  # checksums of tensors are compared by what they are of
-TIMES = {"times", "versions"}  # metadata, and keys of run.json, that no two runs have in common
+TIMES = {"times", "versions", "commits"}  # metadata, and keys of run.json, that no two runs have in common
 POINT = ("budget", "over_budget", "bytes", "bytes_per_sample", "bits_per_value", "mse", "r2", "replay_accuracy")
 RATE = ("num_samples", "shape", "feature_bytes", "digest", "real_accuracy", "budgets", "iterations", "seed", "errors")
 SHOWN = 3  # differences of a case that the table names

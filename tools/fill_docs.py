@@ -22,11 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from krnet.config import default_text, describe, same_settings
+from krnet.io.ledger import is_result
 from krnet.learners.base import LearnerConfig, get_learner, learner_names
 from krnet.recorders.base import get_recorder, recorder_names
 from krnet.train.config import FitConfig
 
 ROOT = Path(__file__).resolve().parent.parent
+LEDGER = ROOT / "results" / "ledger.jsonl"
 BLOCK = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Row = dict[str, Any]
 
@@ -91,8 +93,9 @@ def learner_settings() -> str:
 
 
 def ledger() -> list[Row]:
-    lines = (ROOT / "results" / "ledger.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    """All rows that a table may show: those judged on held-out training images are none of them."""
+    rows = [json.loads(line) for line in LEDGER.read_text().splitlines()]
+    return [row for row in rows if is_result(row)]
 
 
 def find(rows: Sequence[Row], recipe: str, commit: str, **settings: Any) -> Row:

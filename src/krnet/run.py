@@ -2,6 +2,7 @@
 
     learn, or DIR -> load_run -> Run: the contents of run.json as a dict; accuracy, storage_bytes, plot
     DIR/state.krn -> Run.model, Run.predict: images -> logits, labels
+    Run -> append_row -> a row of the results ledger
 
 The network is read from state.krn when it is first used. The training images are not needed: state.krn also says what
 form they had.
@@ -26,7 +27,7 @@ from krnet.data.dataset import DataSet
 from krnet.data.spec import DataSpec
 from krnet.device import exact_math, pick_device
 from krnet.errors import DataError, RunError
-from krnet.io import archive
+from krnet.io import archive, ledger
 from krnet.io.atomic import AnyPath, read_json
 from krnet.io.temporary import TemporaryFolder
 from krnet.learners import base
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
 STATE_FILE, RUN_FILE, SETTINGS_FILE = "state.krn", "run.json", "settings.json"
 DATA_KEY = "data"
 """The name of the data set's DataSpec among the metadata of state.krn; files of earlier versions lack it."""
+ROW_COLUMNS = ("settings", "versions", "class_order", "device", "seed")
+"""Keys of run.json that a row of the ledger has beside its metrics."""
+STORAGE_SUMS = ("total", "equivalent_exemplars")
+"""Keys of `storage_bytes` that are no parts."""
 NEEDED_KEYS = ("method", "row", "class_order", "tasks", "accuracy", "last", "storage_bytes", "settings")
 
 
@@ -147,9 +152,10 @@ class Run(dict[str, Any]):
         )
 
     def _facts(self) -> list[str]:
-        tasks, average = self["tasks"], self.get("average")
+        tasks, average, validation = self["tasks"], self.get("average"), self.get("validation")
         return [
             f"{sum(tasks)} classes in {len(tasks)} tasks",
+            *([f"judged on {validation} held-out training images a class"] if validation else []),
             f"last {100 * self['last']:.1f} %",
             *([] if average is None else [f"average {100 * average:.1f} %"]),
             f"{format_size(self.storage_bytes)} kept",
@@ -293,6 +299,27 @@ def load_run(
         )
     spec = None if data is None else DataSpec.of(data)
     return Run(results, folder, Setup(data=spec, backbone=backbone, device=device))
+
+
+def append_row(run: Run, recipe: str, *, command: str | None = None, **metrics: Any) -> dict[str, Any]:
+    """Append a run, with all its settings and the bytes of each part that it keeps, to the results ledger.
+
+    recipe   name of the experiment
+    metrics  more numbers, beside those of run.json
+    """
+    files = {part: run.folder / name for part, name in run.get("storage_files", {}).items()}
+    parts = {part: size for part, size in run["storage_bytes"].items() if part not in (*files, *STORAGE_SUMS)}
+    return ledger.append(
+        recipe,
+        settings={**run["settings"], "tasks": run["tasks"], "data": run["data"]},
+        metrics={name: value for name, value in run.items() if name not in ROW_COLUMNS} | metrics,
+        seconds=run["seconds"],
+        seed=run["seed"],
+        class_order=f"{run['order']} ({run['order_hash']})",
+        command=command,
+        files=files,
+        parts=parts,
+    )
 
 
 def _read_results(folder: Path) -> dict[str, Any]:

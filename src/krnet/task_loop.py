@@ -42,6 +42,9 @@ from krnet.progress import Progress, Watch, closing_watch
 from krnet.run import DATA_KEY, RUN_FILE, SETTINGS_FILE, STATE_FILE, Run, Setup
 from krnet.train.classifier import Saving
 
+COMMITS_KEY = "commits"
+UNKNOWN_COMMIT = "unknown"  # of files that an earlier version of krnet wrote
+
 
 @dataclass
 class Results:
@@ -54,6 +57,8 @@ class Results:
     """Time of each task. Work that was read from a file counts with the time it took when it was run."""
     storage: list[dict[str, int]]
     """Bytes kept after each task, by part."""
+    commits: list[str]
+    """Commits of the code that has worked on the run, each once, in the order of their first work."""
 
     @property
     def tasks_done(self) -> int:
@@ -61,6 +66,13 @@ class Results:
 
     def to_json(self) -> dict[str, Any]:
         return {"correct": self.correct, "task_seconds": self.task_seconds, "storage": self.storage}
+
+    def note_commit(self, commit: str, folder: Path) -> None:
+        """Write a new commit beside the settings at once: a kill within the task must not lose it."""
+        if commit in self.commits:
+            return
+        self.commits.append(commit)
+        write_json(folder / SETTINGS_FILE, {**self.fingerprint, COMMITS_KEY: self.commits})
 
 
 @closing_watch
@@ -76,6 +88,7 @@ def learn(
     device: str | None = None,
     resume: bool = False,
     shared: AnyPath | None = None,
+    validation: int = 0,
     watch: Watch | None = None,
     checkpoint_s: float = 60.0,
 ) -> Run:
@@ -90,6 +103,8 @@ def learn(
     out     folder DIR of this run; by default a temporary folder that lives as long as the Run. If DIR holds a run,
             `resume` continues or returns it; without `resume` it is an error. Only one process may work in it
     shared  folder for base tasks: methods with the same base task train it once
+    validation  training images of each class to hold out and judge on, instead of the test images: for choosing
+            settings. See `DataSet.with_validation`; run.json says so
     watch   called with a Progress every few steps and after each task; `krnet.show_progress` draws a bar
     checkpoint_s  seconds between checkpoints inside a task
 
@@ -107,6 +122,7 @@ def learn(
     base.get_learner(method)  # refuses an unknown name before any data are loaded
     if isinstance(data, str):
         data = registry.load(data)
+    data = _hold_out(data, validation)
     if split is None:
         split = protocol.split(protocol.DEFAULT_ORDER, num_classes=data.num_classes)
     plan = _make_plan(method, data, split, settings_of([method], settings or {}, data, preset)[method], seed, device)
@@ -126,8 +142,8 @@ def learn(
             torch.manual_seed(seed)
             context = base.Context(data, split, plan.device, seed, folder)
             learner = plan.learner_class(context, plan.config)  # raises on bad settings, so write nothing before
-            write_json(folder / SETTINGS_FILE, plan.fingerprint)
-            results = _restore_results(folder / STATE_FILE, learner, plan.fingerprint)
+            results = _restore_results(folder, learner, plan.fingerprint)
+            results.note_commit(ledger.commit(), folder)
             shared_folder = Path(shared) if shared else None
             for task in range(results.tasks_done, split.num_tasks):
                 _run_task(learner, task, results, folder, resume, shared_folder, watch, checkpoint_s)
@@ -135,6 +151,11 @@ def learn(
         write_json(folder / RUN_FILE, result)
         learner.finish()
         return Run(result, folder, setup)
+
+
+def _hold_out(data: DataSet, validation: int) -> DataSet:
+    check_int("validation", validation, 0)
+    return data.with_validation(validation) if validation else data
 
 
 @dataclass(frozen=True)
@@ -156,6 +177,7 @@ def _make_plan(
     config = base.make_config(learner_class, settings)
     fingerprint = {
         "method": method,
+        "validation": data.validation,
         "data": data.name,
         "data_digest": data.digest,
         "samples": [data.train.num_samples, data.test.num_samples],
@@ -178,7 +200,7 @@ def _read_finished_run(folder: Path, resume: bool, plan: RunPlan) -> dict[str, A
     if has_run and not resume:
         raise SettingError(f"{folder}: holds a run already. Give --resume to go on with it, or another folder")
     if has_run:
-        saved = _read_json(folder / SETTINGS_FILE)
+        saved = {"validation": 0, **_read_json(folder / SETTINGS_FILE)}  # earlier versions could hold out no images
         if isinstance(saved.get("settings"), dict):
             saved["settings"] = plan.config.renewed(saved["settings"])
         _check_same(folder / SETTINGS_FILE, saved, plan.fingerprint)
@@ -216,7 +238,9 @@ def _run_task(
         shared_file = None if shared is None or work.shared is None else shared / f"base-{_digest(work.shared)}.krn"
         saving = Saving(partial, resume, checkpoint_s)
         with _with_advice(f"Remove this file: {work.name} of task {task} is then trained again"):
-            earlier_s += _run_or_load(work, saving, done, shared_file, watch_work)
+            seconds, commit = _run_or_load(work, saving, done, shared_file, watch_work)
+        earlier_s += seconds
+        results.note_commit(commit, folder)
         number += 1
     if learner.learns(task):
         rows = _count_correct(learner, task)
@@ -250,26 +274,33 @@ def _watch_work(watch: Watch | None, name: str, epochs: int | None) -> Watch | N
     return watch_work
 
 
-def _run_or_load(work: base.Work, saving: Saving, done: Path, shared_file: Path | None, watch: Watch | None) -> float:
-    """Run the work, or load its result if a file has it. Returns the seconds that it took before this process."""
+def _run_or_load(
+    work: base.Work, saving: Saving, done: Path, shared_file: Path | None, watch: Watch | None
+) -> tuple[float, str]:
+    """Run the work, or load its result if a file has it.
+
+    Returns the seconds that it took before this process, and the commit of the code that finished it.
+    """
     sources = ([done] if saving.resume else []) + ([shared_file] if shared_file is not None else [])
     source = next((path for path in sources if path.exists()), None)
     if source is not None:
         saved = archive.open_archive(source)
         work.take({name: saved.tensor(name) for name in saved.names})
         earlier_s = seconds = float(saved.metadata.get("seconds", 0.0))  # old files lack it
+        commit = str(saved.metadata.get("commit", UNKNOWN_COMMIT))
     else:
         earlier_s = base.saved_time_s(work, saving.path) if saving.resume else 0.0
         run_started = time.perf_counter()
         work.run(saving, watch)
-        seconds = time.perf_counter() - run_started + earlier_s
+        seconds, commit = time.perf_counter() - run_started + earlier_s, ledger.commit()
     targets = [] if shared_file is None or shared_file.exists() else [shared_file]
     # Also keep a copy in this run's folder: another process may train the same base task and replace the shared file.
     targets += [done] if source != done else []
     for target in targets:
         make_folder(target.parent)
-        archive.write(target, work.result(), {"kind": "work", "settings": work.shared or {}, "seconds": seconds})
-    return earlier_s
+        metadata = {"kind": "work", "settings": work.shared or {}, "seconds": seconds, "commit": commit}
+        archive.write(target, work.result(), metadata)
+    return earlier_s, commit
 
 
 def _count_correct(learner: base.Learner, task: int) -> dict[str, list[int]]:
@@ -296,13 +327,16 @@ def num_test_images(context: base.Context) -> list[int]:
     return [len(context.split.samples(context.data.test.labels, t)) for t in range(context.split.num_tasks)]
 
 
-def _restore_results(path: Path, learner: base.Learner, fingerprint: dict[str, Any]) -> Results:
-    if not path.exists():
-        return Results(fingerprint, {}, [], [])
-    with _with_advice(_start_again_advice(path.parent)):
-        saved = archive.open_archive(path)
+def _restore_results(folder: Path, learner: base.Learner, fingerprint: dict[str, Any]) -> Results:
+    commits: list[str] = []
+    if (folder / SETTINGS_FILE).exists():
+        commits = list(_read_json(folder / SETTINGS_FILE).get(COMMITS_KEY, [UNKNOWN_COMMIT]))
+    if not (folder / STATE_FILE).exists():
+        return Results(fingerprint, {}, [], [], commits)
+    with _with_advice(_start_again_advice(folder)):
+        saved = archive.open_archive(folder / STATE_FILE)
         meta = saved.metadata
-        results = Results(fingerprint, meta["correct"], meta["task_seconds"], meta["storage"])
+        results = Results(fingerprint, meta["correct"], meta["task_seconds"], meta["storage"], commits)
         learner.restore(results.tasks_done - 1, {name: saved.tensor(name) for name in saved.names})
     return results
 
@@ -348,6 +382,7 @@ def _summarize(learner: base.Learner, results: Results, data: DataSet) -> dict[s
         "method": learner.name,
         "data": data.name,
         "data_digest": fingerprint["data_digest"],
+        "validation": fingerprint["validation"],
         "order": fingerprint["order"],
         "order_hash": fingerprint["order_hash"],
         "class_order": list(learner.context.split.order),
@@ -357,11 +392,14 @@ def _summarize(learner: base.Learner, results: Results, data: DataSet) -> dict[s
         **rows[learner.main_row],
         "storage_bytes": storage(results.storage[-1], image_bytes),
         "storage_bytes_by_task": [storage(parts, image_bytes)["total"] for parts in results.storage],
+        "storage_files": {part: path.name for part, path in learner.kept_files().items()},
+        "network_bytes": base.num_bytes(learner.model.state_dict()),
         "seconds": sum(results.task_seconds),
         "task_seconds": results.task_seconds,
         "settings": fingerprint["settings"],
         "device": ledger.device_name() if fingerprint["device"] == "cuda" else "cpu",
         "versions": ledger.versions(),
+        "commits": results.commits,
     }
     if len(rows) > 1:
         result["rows"] = rows
@@ -381,9 +419,11 @@ def learn_all(
     settings: Mapping[str, Any] | None = None,
     preset: str | None = None,
     shared: AnyPath | None = None,
+    validation: int = 0,
     **options: Any,
 ) -> list[Run]:
     """Learn with several methods, each in its own folder under `out`. Methods with the same base task train it once."""
+    data = _hold_out(data, validation)
     settings_by_method = settings_of(methods, settings or {}, data, preset)
     folder, cpu = Path(out), torch.device("cpu")
     seed, resume = options.get("seed", 0), options.get("resume", False)

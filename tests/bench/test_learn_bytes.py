@@ -88,6 +88,7 @@ def test_points_stay_below_their_budget_and_a_failing_one_leaves_its_error(call,
     for name in ("kril:quantized", "lucir:", "icarl:"):
         assert found[name]["outcome"] == "ok" and not found[name]["metrics"]["over_budget"]
         assert 0 < found[name]["metrics"]["storage_bytes"]["total"] <= 15000 == found[name]["settings"]["budget"]
+        assert sum(found[name]["bytes"].values()) == found[name]["metrics"]["storage_bytes"]["total"]
     assert "nonsense" in found["kril:nonsense"]["outcome"] and "BudgetError" in found["kril:raw"]["outcome"]
     # Base tasks: KRIL, iCaRL and fine-tuning have the same one, LUCIR's head is another.
     assert len(list((tmp_path / "out" / "shared").glob("base-*"))) == 2
@@ -173,6 +174,18 @@ def test_the_newest_row_that_did_not_fail_is_drawn():
     found = dots_of(rows)
     assert found["LUCIR", 9].last == pytest.approx(70) and not found["LUCIR", 9].failed
     assert found["KRIL krnet", 9].failed
+
+
+def test_a_row_judged_on_held_out_images_is_never_drawn():
+    """Not even if it names the data set itself, and is the newest and best."""
+    held_out = row("lucir", 0.9, budget=9, date=5)
+    held_out["metrics"]["validation"] = 50
+    real = row("lucir", 0.7, budget=9, date=2)
+    real["metrics"]["validation"] = 0
+    assert dots_of([held_out, real])["LUCIR", 9].last == pytest.approx(70)
+    assert lines_of([held_out, real]) == {"LUCIR": [(1000, 70.0)]}
+    with pytest.raises(SettingError, match="nothing to draw"):
+        dots_of([held_out])
 
 
 def test_seeds_are_averaged_and_named():

@@ -17,12 +17,13 @@ from PIL import Image
 from torch import Tensor
 from typer.testing import CliRunner
 
+import krnet
 from krnet import data, protocol
 from krnet import task_loop as learning
 from krnet.cli import app as cli
 from krnet.config import describe
 from krnet.data import folder as imagefolder
-from krnet.io import ledger
+from krnet.io import archive, ledger
 from krnet.learners import base
 from krnet.nn import backbones
 from krnet.train.classifier import Descent
@@ -75,6 +76,55 @@ def test_ledger_appends_a_row_for_each_method_and_base_tasks_are_shared(tmp_path
         assert row["settings"].items() >= found["settings"].items() and row["seed"] == found["seed"]
         assert row["class_order"] == f"{found['order']} ({found['order_hash']})"
     assert len(list((tmp_path / "shared").iterdir())) == 1
+
+
+def test_a_row_has_the_bytes_of_every_part_and_those_of_the_network(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("KRNET_LEDGER", str(tmp_path / "ledger.jsonl"))
+    learn("kril", "--epochs", 1, "--ledger", *QUICK_KRIL, out=tmp_path / "kril")
+    learn("icarl", "--epochs", 1, "--ledger", "--set", "exemplars_per_class=3", out=tmp_path / "icarl")
+    kril, icarl = ledger.read()
+    on_disk = {path.name: path.stat().st_size for path in (tmp_path / "kril").glob("*.krn")}
+    assert kril["bytes"] == {"base recording": on_disk["base.krn"], "later recording": on_disk["later-2.krn"]}
+    assert kril["metrics"]["storage_files"] == {"base recording": "base.krn", "later recording": "later-2.krn"}
+    assert icarl["bytes"] == {"exemplars": 10 * 3 * 64, "exemplar_labels": 10 * 3 * 4}
+    for row, folder in ((kril, "kril"), (icarl, "icarl")):
+        assert sum(row["bytes"].values()) == row["metrics"]["storage_bytes"]["total"]
+        state = archive.open_archive(tmp_path / folder / "state.krn")
+        network = [state.tensor(name) for name in state.names if name.startswith("model.")]
+        assert row["metrics"]["network_bytes"] == sum(value.numel() * value.element_size() for value in network) > 0
+
+
+def test_validation_judges_on_held_out_images_and_says_so(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("KRNET_LEDGER", str(tmp_path / "ledger.jsonl"))
+    options = ("finetune", "--epochs", 2, "--validation", 4)
+    found = learn(*options, "--ledger", "--shared", tmp_path / "shared", out=tmp_path / "run")
+    assert (found["validation"], found["data"]) == (4, "digits-validation4")
+    assert json.loads((tmp_path / "run" / "settings.json").read_text())["validation"] == 4
+    (row,) = ledger.read()
+    assert row["metrics"]["validation"] == 4 and not ledger.is_result(row)
+    # The network answers the held-out images as the run says, also when it is loaded again.
+    held_out = data.load("digits").with_validation(4).test
+    for loaded in (krnet.load_run(tmp_path / "run", device="cpu"), krnet.load_run(tmp_path / "run", device="cpu")):
+        is_right = loaded.predict(held_out.images) == held_out.labels
+        assert float(is_right.double().mean()) == pytest.approx(found["last"])
+        assert "judged on 4 held-out training images a class" in repr(loaded)
+    shown = run(*options, *QUICK, "-o", tmp_path / "run", "--resume")
+    assert "judged on 4 held-out training images a class" in shown.stdout
+
+    # A real run has none of it: another folder, another base task, another row.
+    other = run("finetune", "--epochs", 2, *QUICK, "-o", tmp_path / "run", "--resume")
+    assert other.exit_code == 1 and "made with validation 4; this run has 0" in other.stderr
+    real = learn("finetune", "--epochs", 2, "--ledger", "--shared", tmp_path / "shared", out=tmp_path / "real")
+    assert (real["validation"], real["data"]) == (0, "digits")
+    assert len(list((tmp_path / "shared").iterdir())) == 2
+    assert ledger.is_result(ledger.read()[1])
+    other = run(*options, *QUICK, "-o", tmp_path / "real", "--resume")
+    assert other.exit_code == 1 and "made with validation 0; this run has 4" in other.stderr
+
+
+def test_several_methods_are_judged_on_the_same_held_out_images(tmp_path: Path) -> None:
+    found = learn("finetune", "joint", "--epochs", 1, "--validation", 4, out=tmp_path / "runs")
+    assert [made["validation"] for made in found] == [4, 4] and found[0]["data_digest"] == found[1]["data_digest"]
 
 
 def test_accuracies_are_fractions_in_json_and_percent_on_the_screen(tmp_path: Path) -> None:
@@ -304,6 +354,8 @@ REFUSED = {
     "frozen statistics of a new network": ("joint --set bn=frozen", "a new network has no statistics"),
     "an image size for digits": ("finetune --image-size 32", "(--image-size, --subset) are for folders of images"),
     "a subset of digits": ("finetune --subset 5", "(--image-size, --subset) are for folders of images"),
+    "validation below 0": ("finetune --validation -1", "validation is -1; expected at least 0"),
+    "validation that leaves no image": ("finetune --validation 20", "20 training images; expected at most 19"),
     "the second of two methods": ("finetune icarl --set ce=new", "ce is 'new'; expected seen"),
 }
 

@@ -232,6 +232,58 @@ def test_the_digest_tells_data_sets_apart_that_differ_in_how_they_are_shown():
     assert len({same, *others}) == 8
 
 
+# ------------------------------------------------------------------ held-out images
+
+
+def test_held_out_images_are_the_middles_of_equal_stretches_of_each_class():
+    """Against a slow count: of 10 images in 3 stretches, those at 1.67, 5 and 8.33."""
+    labels = torch.arange(30) % 3  # ten images of each class, in turn
+    images = torch.arange(30, dtype=torch.uint8)[:, None, None, None].expand(-1, 1, 4, 4)
+    whole = from_arrays(images, labels, 255 - images[:6], labels[:6], mean=0.5, std=0.5, layout="NCHW")
+    held = whole.with_validation(3)
+    for label in range(3):
+        own = [label + 3 * place for place in range(10)]
+        tested = held.test.images[held.test.labels == label, 0, 0, 0].tolist()
+        trained = held.train.images[held.train.labels == label, 0, 0, 0].tolist()
+        assert tested == [own[1], own[5], own[8]] and sorted(tested + trained) == own
+
+
+def test_a_data_set_with_held_out_images_does_not_contain_the_test_images():
+    whole = data.load("digits")
+    held = whole.with_validation(20)
+    assert held.test.num_samples == 200 and held.train.num_samples == whole.train.num_samples - 200
+    kept = {image.numpy().tobytes() for image in torch.cat([held.train.images, held.test.images])}
+    assert kept == {image.numpy().tobytes() for image in whole.train.images}
+    assert (held.mean, held.std, held.pad, held.class_names) == (whole.mean, whole.std, whole.pad, whole.class_names)
+    assert (whole.validation, held.validation) == (0, 20)
+    assert len({whole.digest, held.digest, whole.with_validation(19).digest}) == 3
+    assert len({whole.name, held.name, whole.with_validation(19).name}) == 3
+    # Even a data set of the same images is another one: its results are those of a test.
+    assert replace(held, validation=0).digest != held.digest
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (0, "validation is 0; expected at least 1"),
+        (2.5, "expected a whole number"),
+        (8, r"class 1 \(bee\) of arrays has 8 training images; expected at most 7"),
+    ],
+)
+def test_a_class_keeps_a_training_image(number, said):
+    labels = [0] * 12 + [1] * 8
+    images = torch.zeros(20, 1, 4, 4, dtype=torch.uint8)
+    whole = from_arrays(images, labels, images, labels, layout="NCHW", class_names=["ant", "bee"])
+    with pytest.raises(SettingError, match=said):
+        whole.with_validation(number)
+    assert torch.bincount(whole.with_validation(7).train.labels).tolist() == [5, 1]
+
+
+def test_images_are_held_out_once():
+    with pytest.raises(SettingError, match="has 5 images of each class held out already"):
+        data.load("digits").with_validation(5).with_validation(5)
+
+
 def test_importing_krnet_data_needs_neither_pooch_nor_pillow():
     code = (
         "import sys; sys.modules['pooch'] = sys.modules['PIL'] = None\n"

@@ -94,6 +94,14 @@ def test_a_missing_or_repeated_file_is_refused(path, tmp_path):
     assert not path.exists()
 
 
+def test_parts_and_files_are_listed_by_name(path, tmp_path):
+    (tmp_path / "x.krn").write_bytes(bytes(10))
+    row = append(path, files={"recording": tmp_path / "x.krn"}, parts={"labels": 4})
+    assert row["bytes"] == {"labels": 4, "recording": 10}
+    with pytest.raises(InputError, match="already lists a file labels"):
+        append(path, files={"labels": tmp_path / "x.krn"}, parts={"labels": 4})
+
+
 @dataclass(frozen=True)
 class Setting:
     bits: int

@@ -6,7 +6,6 @@ options -> data set, class order, task split -> krnet.task_loop -> DIR/run.json,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +14,7 @@ import typer
 from krnet.cli import output
 from krnet.cli.options import Device, Json, Quiet, Set, merge, option
 from krnet.cli.output import say
-from krnet.config import explain_settings, parse_counts, parse_size, same_settings
+from krnet.config import check_int, explain_settings, parse_counts, parse_size, same_settings
 
 
 def learn(
@@ -81,6 +80,15 @@ def learn(
         ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in DIR.")] = False,
+    validation: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="Hold out N training images of each class and judge on them instead of the test images, to choose "
+            "settings. Tables of results leave such a run out.",
+            show_default="0: judge on the test images",
+        ),
+    ] = 0,
     epochs: Annotated[
         int | None,
         typer.Option(
@@ -170,6 +178,7 @@ def learn(
     from krnet.io import ledger
     from krnet.learners import base
     from krnet.learners.settings import settings_of
+    from krnet.run import append_row
 
     if sizes is not None and (tasks is not None or base_classes is not None):
         raise typer.BadParameter("give either --sizes, or --tasks and --base-classes")
@@ -200,6 +209,9 @@ def learn(
             data, data_dir, image_size=image_size, choose=None if subset is None else protocol.subset(subset),
             say=(lambda text: None) if quiet else say,
         )  # fmt: skip
+        check_int("validation", validation, 0)
+        if validation:
+            images = images.with_validation(validation)
         split = protocol.split(
             order, num_classes=images.num_classes, base_classes=base_classes, tasks=tasks, sizes=sizes,
         )  # fmt: skip
@@ -230,18 +242,3 @@ def learn(
         output.show_runs(runs)
         if not quiet:
             say(f"written to {folder}")
-
-
-def append_row(run: Mapping[str, Any], recipe: str) -> None:
-    """Append a run, with all its settings, to the results ledger."""
-    from krnet.io import ledger
-
-    own_columns = ("settings", "versions", "class_order", "device", "seed")  # a row has these beside its metrics
-    ledger.append(
-        recipe,
-        settings={**run["settings"], "tasks": run["tasks"], "data": run["data"]},
-        metrics={name: value for name, value in run.items() if name not in own_columns},
-        seconds=run["seconds"],
-        seed=run["seed"],
-        class_order=f"{run['order']} ({run['order_hash']})",
-    )

@@ -59,6 +59,8 @@ def show_runs(runs: Sequence[Mapping[str, Any]]) -> None:
     first = runs[0]
     tasks = "+".join(map(str, first["tasks"]))
     title = f"{first['data']}, classes {tasks}, order {first['order']} ({first['order_hash']}), seed {first['seed']}"
+    if first.get("validation"):
+        title += f"\njudged on {first['validation']} held-out training images a class"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     table.add_column("method")
     for task in range(len(first["tasks"])):

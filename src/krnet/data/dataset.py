@@ -3,6 +3,7 @@
     DataSet: a train and a test Split, class names, mean and std, and how networks see the images
     Split: images (N, C, H, W) uint8, labels (N,) int64
     the user's own arrays -> from_arrays -> DataSet
+    DataSet -> with_validation -> DataSet without the test images: held-out training images take their place
 
 The sample ID of an image is its row number: its position in the publisher's file, in the arrays, or in the sorted list
 of files.
@@ -14,7 +15,7 @@ import hashlib
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -77,6 +78,9 @@ class DataSet:
     crop: int | None = None
     """Side in pixels of the window that networks see: a random window in training, else the centre. None: the window is
     as large as the image."""
+    validation: int = 0
+    """Training images of each class that `with_validation` held out; the test split is made of them. 0: the test split
+    holds the real test images."""
 
     def __post_init__(self) -> None:
         check_int("pad", self.pad, 0)
@@ -111,6 +115,8 @@ class DataSet:
             hasher.update(split.labels.contiguous().numpy().tobytes())
             sampled_ids = torch.linspace(0, split.num_samples - 1, min(256, split.num_samples)).round().long()
             hasher.update(split.images[sampled_ids].contiguous().numpy().tobytes())
+        if self.validation:
+            hasher.update(f"validation {self.validation}".encode())
         return hasher.hexdigest()[:16]
 
     @property
@@ -129,6 +135,44 @@ class DataSet:
     def shift(self) -> int:
         """Largest offset in pixels of a random crop from the centre, in each direction; 0: no random crops."""
         return self.pad + (self.image_shape[1] - self.input_shape[1]) // 2
+
+    def with_validation(self, num_per_class: int) -> DataSet:
+        """Hold out training images of each class and judge on them: a data set to choose settings with.
+
+        num_per_class  images of each class that leave the training split; they become the test split
+
+        The new data set does not contain the real test images. The held-out images of a class are evenly spaced among
+        its training images, so they do not depend on a seed or a class order, and files that were sorted by anything
+        are represented from first to last. Mean and standard deviation stay those of this data set. Images are copied
+        into memory.
+
+        >>> import krnet
+        >>> digits = krnet.data.load("digits").with_validation(20)
+        >>> digits.name, digits.train.num_samples, digits.test.num_samples
+        ('digits-validation20', 1242, 200)
+        """
+        check_int("validation", num_per_class, 1)
+        if self.validation:
+            raise SettingError(
+                f"validation is {num_per_class}, and {self.name} has {self.validation} images of each class held out "
+                f"already. Give the data set with its test images, or leave validation out"
+            )
+        labels = self.train.labels
+        counts = torch.bincount(labels, minlength=self.num_classes)
+        if int(counts.min()) <= num_per_class:
+            label = int(counts.argmin())
+            raise SettingError(
+                f"validation is {num_per_class}, and class {label} ({self.class_names[label]}) of {self.name} has "
+                f"{int(counts[label])} training images; expected at most {int(counts[label]) - 1}, so that one is left"
+            )
+        is_held_out = torch.zeros(len(labels), dtype=torch.bool)
+        for label, count in enumerate(counts.tolist()):
+            # The middle of each of num_per_class equal stretches of the class.
+            places = [(2 * k + 1) * count // (2 * num_per_class) for k in range(num_per_class)]
+            is_held_out[(labels == label).nonzero()[:, 0][places]] = True
+        train, test = (Split(self.train.images[part], labels[part]) for part in (~is_held_out, is_held_out))
+        name = f"{self.name}-validation{num_per_class}"
+        return replace(self, name=name, train=train, test=test, validation=num_per_class)
 
 
 def from_arrays(
@@ -152,7 +196,8 @@ def from_arrays(
     train_labels, test_labels  one of 0, 1, ..., K - 1 per image; each of the K classes must occur in both
     name  as it is to appear in results
     mean, std  of the pixels, as fractions of 255; one number for all channels or one each. By default computed from the
-            training images
+            training images of all classes, as is usual; `krnet.learn` then normalises the images of the first task by
+            numbers to which those of later tasks contribute. Give fixed numbers to exclude that
     pad, flip, crop  how training images are shifted, mirrored and cropped at random, see DataSet; by default not at all
     class_names  by default "0", "1", ...
     layout  NCHW or NHWC; by default found from the axis that has 1, 3 or 4 channels

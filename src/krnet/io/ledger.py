@@ -2,9 +2,9 @@
 
     recipe, settings, metrics, seconds --append--> one line of the ledger --read--> [row, row, ...]
 
-A row also says where its numbers come from: command, commit, device, versions, peak memory, date, and the sizes on
-disk of the files that it names. Crashes and bad numbers stay. A correction is a new row whose `corrects` names the
-`date` of the old one. Any number of processes may append at the same time.
+A row also says where its numbers come from: command, commit, device, versions, peak memory, date, and the bytes that
+are stored, by part; sizes of files are measured on disk. Crashes and bad numbers stay. A correction is a new row whose
+`corrects` names the `date` of the old one. Any number of processes may append at the same time.
 """
 
 from __future__ import annotations
@@ -45,10 +45,14 @@ def append(
     command: str | None = None,
     outcome: str = "ok",
     corrects: str | None = None,
-    files: Iterable[Path | str] = (),
+    files: Iterable[Path | str] | Mapping[str, Path | str] = (),
+    parts: Mapping[str, int] | None = None,
     path: Path | str | None = None,
 ) -> dict[str, Any]:
     """Write one row to the ledger and return it as it was written.
+
+    files  stored files: their sizes are measured here. A mapping gives each the name that the row lists it by
+    parts  bytes of what is stored in no file of its own, by name
 
     An error names the value that is NaN or infinite. Paths outside the project are cut to their last component, in
     the command and in every string of the row, so that the ledger shows no folders of this machine.
@@ -74,7 +78,7 @@ def append(
         "device": device_name(),
         "versions": versions(),
         "peak_memory_bytes": peak_memory_bytes(),
-        "bytes": _sizes(files),
+        "bytes": _sizes(files, parts or {}),
     }
     _append_line(_resolve(path), json.dumps(row, allow_nan=False).encode("ascii"))
     return row
@@ -92,6 +96,11 @@ def read(path: Path | str | None = None) -> list[dict[str, Any]]:
             return []
         raise InputError(f"{file}: no such ledger; a run appends its row and makes the file.") from None
     return [_parse(line, f"{file}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def is_result(row: Mapping[str, Any]) -> bool:
+    """Whether tables and figures may show a row: not if it was judged on held-out training images (`--validation`)."""
+    return not row["metrics"].get("validation")
 
 
 def default_path() -> Path:
@@ -205,11 +214,13 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def _sizes(files: Iterable[Path | str]) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    for file in map(Path, files):
+def _sizes(files: Iterable[Path | str] | Mapping[str, Path | str], parts: Mapping[str, int]) -> dict[str, int]:
+    sizes = dict(parts)
+    named = files.items() if isinstance(files, Mapping) else ((None, file) for file in files)
+    for given, file in ((given, Path(file)) for given, file in named):
         # Two folders may hold files of the same name: the second is listed with its folder.
-        name = file.name if file.name not in sizes else f"{file.absolute().parent.name}/{file.name}"
+        own = file.name if file.name not in sizes else f"{file.absolute().parent.name}/{file.name}"
+        name = own if given is None else given
         if name in sizes:
             raise InputError(f"{file}: the row already lists a file {name}. Was it named twice?")
         if not file.is_file():

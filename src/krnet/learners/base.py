@@ -376,6 +376,10 @@ class Learner(ABC):
         """Bytes kept between tasks, by part. The current classifier, which every method has, is not counted."""
         return {}
 
+    def kept_files(self) -> dict[str, Path]:
+        """The files among the parts of `storage_bytes`; the other parts are kept in the state."""
+        return {}
+
 
 _REGISTRY: dict[str, type[Learner]] = {}
 

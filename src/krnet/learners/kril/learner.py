@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -131,7 +132,10 @@ class Kril(Learner):
         return copy.deepcopy(self.trunk).eval()(image).shape[1:]
 
     def storage_bytes(self) -> dict[str, int]:
-        return self.recordings.size_bytes(self.task)
+        return {part: path.stat().st_size for part, path in self.kept_files().items()}
+
+    def kept_files(self) -> dict[str, Path]:
+        return self.recordings.parts(self.task)
 
     def finish(self) -> None:
         self.recordings.delete_before(self.task + 1)

@@ -172,10 +172,11 @@ class Recordings:
                 if path not in needed:
                     path.unlink(missing_ok=True)
 
-    def size_bytes(self, task: int) -> dict[str, int]:
+    def parts(self, task: int) -> dict[str, Path]:
+        """The files of `files`, by the name that results list them under."""
         names = {"base": "base recording", "later": "later recording"}
         files = {path.stem.split("-")[0]: path for path in self.files(task)}
-        return {names.get(stem, stem): path.stat().st_size for stem, path in files.items()}
+        return {names.get(stem, stem): path for stem, path in files.items()}
 
     # ------------------------------------------------------------------ bytes
 
