@@ -34,7 +34,7 @@ from learning_tools import assert_same_run, settings_for, small_digits, small_ta
 
 QUICK: dict[str, Any] = {"backbone": "resnet8", "base_epochs": 1, "epochs": 1, "batch_size": 16}
 KRIL = {**QUICK, "recorder_iterations": 12, "fixed_layers": 3, "recorder_settings": "d0=16,c0=8,c1=8"}
-GROWING = {**QUICK, "recorder_iterations": 12, "fixed_layers": 3, "budget": 60_000}  # a compact KRNet
+GROWING = {**QUICK, "recorder_iterations": 12, "fixed_layers": 3, "budget": 60_000, "recorder_settings": "components=8"}
 LONG = 1000.0  # seconds that no run here takes
 
 
