@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -261,8 +262,12 @@ def test_a_folder_that_holds_a_run_names_both_ways_to_go_on(own, digits):
         krnet.learn("finetune", digits, small_tasks(), out=own, settings=quick("finetune"), device="cpu")
 
 
-def test_an_unfinished_run_is_refused_with_the_tasks_that_are_done(own):
+def test_an_unfinished_run_is_refused_with_the_tasks_that_are_done(own, monkeypatch):
     (own / "run.json").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr("krnet.run.archive.open_archive", lambda path: SimpleNamespace(metadata={"task_seconds": [1.0]}))
+        with pytest.raises(RunError, match="unfinished: 1 task is done"):
+            krnet.load_run(own)
     with pytest.raises(RunError, match=r"unfinished: 3 tasks are done.*resume=True"):
         krnet.load_run(own)
     (own / "state.krn").unlink()

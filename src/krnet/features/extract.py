@@ -68,8 +68,9 @@ def extract(
     images      (N, C, H, W), uint8 or float: array, tensor, memmap, path (.npy .npz .safetensors .h5 .zarr), or part of
                 a data set (krnet.data.load(...).train); or a DataLoader, or any iterable of batches: images, or
                 (images, labels). Row i of the file belongs to image i, so a DataLoader must not shuffle; only torch's
-                own random samplers are recognised and refused. uint8 images may also be (N, H, W, C). Part of a data
-                set is neither cropped nor normalised, as `krnet extract --data` does: give mean=data.mean, std=data.std
+                own random samplers are recognised and refused. uint8 images may also be (N, H, W, C). The images of a
+                data set are taken as they are, whereas `krnet extract --data` crops them and normalises them: for the
+                latter, give mean=data.mean, std=data.std
     labels      one integer per image: list, array, or path to .npy; left out if the batches have them
     out         file to write, NAME.safetensors. It holds the arrays `features` (N, ...) and, if there are labels,
                 `labels` (N,). Until it is complete, NAME.safetensors.partial lies beside it
