@@ -7,9 +7,11 @@ import json
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -159,6 +161,12 @@ def test_images_of_any_layout_are_predicted_alike(run_of, digits):
     assert expected.dtype == torch.int64 and expected.shape == (64,)
     for same in (images.numpy(), images.permute(0, 2, 3, 1), images[:, 0], images.permute(0, 2, 3, 1).numpy()):
         assert torch.equal(run.predict(same), expected)
+    assert torch.equal(run.predict(digits.test), expected)
+    fixed = images.numpy().copy()
+    fixed.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(run.predict(fixed), expected)
     assert run.predict(images[:0]).shape == (0,)
 
 
@@ -167,6 +175,12 @@ def test_images_of_any_layout_are_predicted_alike(run_of, digits):
     [
         (lambda images: images.float(), "images are torch.float32; expected uint8"),
         (lambda images: images[0, 0], r"shape \(8, 8\).* Give a single image as images\[None\]"),
+        (lambda images: images[..., :7], r"or \(N, 8, 8, 1\), or \(N, 8, 8\) as they are grey"),
+        (lambda images: images.float().numpy(), "images are float32; expected uint8"),
+        (lambda images: None, "images are of type NoneType; expected an array"),
+        (lambda images: "x.npy", "images are of type str; expected an array"),
+        (lambda images: small_digits(), "images are of type DataSet; .* part of a data set"),
+        (lambda images: [images[0].numpy(), images[0, :, 1:].numpy()], "images are no array"),
         (lambda images: images[..., :7], r"shape \(64, 1, 8, 7\); expected \(N, 1, 8, 8\)"),
     ],
 )
@@ -243,8 +257,17 @@ def test_resuming_a_finished_run_returns_a_run_with_its_network(own, digits):
     assert isinstance(run, krnet.Run) and right(run, digits) == run["last"]
 
 
-def test_an_unfinished_run_is_refused_with_the_tasks_that_are_done(own):
+def test_a_folder_that_holds_a_run_names_both_ways_to_go_on(own, digits):
+    with pytest.raises(SettingError, match=r"Give --resume \(in Python, resume=True\)"):
+        krnet.learn("finetune", digits, small_tasks(), out=own, settings=quick("finetune"), device="cpu")
+
+
+def test_an_unfinished_run_is_refused_with_the_tasks_that_are_done(own, monkeypatch):
     (own / "run.json").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr("krnet.run.archive.open_archive", lambda path: SimpleNamespace(metadata={"task_seconds": [1.0]}))
+        with pytest.raises(RunError, match="unfinished: 1 task is done"):
+            krnet.load_run(own)
     with pytest.raises(RunError, match=r"unfinished: 3 tasks are done.*resume=True"):
         krnet.load_run(own)
     (own / "state.krn").unlink()
@@ -346,6 +369,8 @@ def test_settings_of_a_recorder_that_trains_include_those_of_its_fit():
 def test_unknown_names_of_settings_suggest_the_nearest():
     with pytest.raises(SettingError, match="unknown name 'pcaa'; did you mean 'pca'"):
         krnet.settings("pcaa")
+    with pytest.raises(SettingError, match="name is None; expected that of a recorder or a learner"):
+        krnet.settings(None)  # type: ignore[arg-type]
     with pytest.raises(KeyError, match="did you mean 'components'"):
         krnet.settings("pca")["component"]
 

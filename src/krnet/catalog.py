@@ -10,6 +10,7 @@ from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any
 
 from krnet.config import describe, explain_settings, unknown_setting
+from krnet.errors import SettingError
 from krnet.learners.base import get_learner, learner_names
 from krnet.recorders.base import get_recorder, recorder_names
 from krnet.train.config import FitConfig
@@ -83,6 +84,8 @@ def settings(name: str) -> Settings:
       dtype               float32 or float16; by default that of the features, and float32 if they have
                           another one. [default: None]
     """
+    if not isinstance(name, str):
+        raise SettingError(f"name is {name!r}; expected that of a recorder or a learner, such as 'pca' or 'kril'")
     if name in recorder_names():
         recorder = get_recorder(name)
         parts = [(name, recorder.config_class, recorder.derived)]

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -68,23 +67,16 @@ def counting(watch: Watch | None, name: str, total: int, unit: str = "samples") 
     return tell
 
 
-@contextmanager
-def watched(watch: Watch | None) -> Iterator[Watch | None]:
-    """At the end of the block, close a watcher that has something to close, such as a bar."""
-    try:
-        yield watch
-    finally:
-        close = getattr(watch, "close", None)
-        if close is not None:
-            close()
-
-
 def closing_watch(call: Callable[P, R]) -> Callable[P, R]:
-    """For public calls with a keyword `watch`: closes it when the call ends, however it ends."""
+    """For public calls with a keyword `watch`: closes it, if it has a `close`, when the call ends, however it ends."""
 
     @wraps(call)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        with watched(kwargs.get("watch")):  # type: ignore[arg-type]
+        try:
             return call(*args, **kwargs)
+        finally:
+            close = getattr(kwargs.get("watch"), "close", None)
+            if close is not None:
+                close()
 
     return wrapper

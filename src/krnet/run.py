@@ -11,6 +11,7 @@ form they had.
 from __future__ import annotations
 
 import copy
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 
 from krnet.config import format_size
 from krnet.data import augment, protocol
-from krnet.data.dataset import DataSet
+from krnet.data.dataset import DataSet, Split
 from krnet.data.spec import DataSpec
 from krnet.device import exact_math, pick_device
 from krnet.errors import DataError, RunError
@@ -192,7 +193,8 @@ class Run(dict[str, Any]):
     def predict(self, images: Any) -> Tensor:
         """The class of each image, (N,) int64: labels as the data set numbers them, from 0.
 
-        images  uint8 (N, C, H, W) or (N, H, W, C), grey ones also (N, H, W); of the size that was learned
+        images  uint8 (N, C, H, W) or (N, H, W, C), grey ones also (N, H, W); of the size that was learned. Or part of a
+                data set, such as digits.test
 
         A method with two classifiers (icarl, lucir) answers with the one that `run["row"]` names and that
         `run["accuracy"]` is measured with.
@@ -346,28 +348,52 @@ def _explain_missing(folder: Path) -> str:
         return f"holds no {RUN_FILE}; expected the folder of a finished run (out=, --out)"
     state = folder / STATE_FILE
     num_done = len(archive.open_archive(state).metadata.get("task_seconds", ())) if state.exists() else 0
+    done = "1 task is done" if num_done == 1 else f"{num_done} tasks are done"
     return (
-        f"its run is unfinished: {num_done} tasks are done. Finish it with the same call and resume=True, or the same "
-        f"command and --resume"
+        f"its run is unfinished: {done}. Finish it with the same call and resume=True, or the same command and --resume"
     )
 
 
 def _as_pixels(images: Any, shape: tuple[int, int, int]) -> Tensor:
     """Images as (N, C, H, W) uint8, without a copy if they have that form."""
-    found = images if isinstance(images, Tensor) else torch.from_numpy(np.ascontiguousarray(images))
+    images = images.images if isinstance(images, Split) else images
+    found = images if isinstance(images, Tensor) else _as_tensor(images)
     channels, height, width = shape
     if found.dtype != torch.uint8:
-        raise DataError(
-            f"images are {found.dtype}; expected uint8 from 0 to 255. Floats that are normalised go to run.model"
-        )
+        raise _wrong_type(found.dtype)
     if found.shape[1:] == shape:
         return found
     if found.shape[1:] == (height, width, channels):
         return found.permute(0, 3, 1, 2)
     if found.shape[1:] == (height, width) and channels == 1:
         return found[:, None]
+    grey = f", or (N, {height}, {width}) as they are grey" if channels == 1 else ""
     one = ". Give a single image as images[None]" if found.dim() < 4 else ""
     raise DataError(
         f"images have shape {tuple(found.shape)}; expected (N, {channels}, {height}, {width}), the size of the images "
-        f"that were learned, or (N, {height}, {width}, {channels}){one}"
+        f"that were learned, or (N, {height}, {width}, {channels}){grey}{one}"
     )
+
+
+def _as_tensor(images: Any) -> Tensor:
+    """An array of uint8, or lists of numbers, as a tensor; an array is not copied."""
+    try:
+        array = np.ascontiguousarray(images)
+    except ValueError as error:
+        raise DataError(
+            f"images are no array ({error}); expected images of one size, as an array or a tensor"
+        ) from error
+    if array.dtype.kind not in "biuf":
+        raise DataError(
+            f"images are of type {type(images).__name__}; expected an array or a tensor of uint8, or part of a data "
+            f"set, such as data.test"
+        )
+    if array.dtype != np.uint8:
+        raise _wrong_type(array.dtype)
+    with warnings.catch_warnings():  # torch warns of arrays that cannot be written to: nothing here writes
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)
+
+
+def _wrong_type(dtype: object) -> DataError:
+    return DataError(f"images are {dtype}; expected uint8 from 0 to 255. Floats that are normalised go to run.model")

@@ -198,7 +198,9 @@ def _read_finished_run(folder: Path, resume: bool, plan: RunPlan) -> dict[str, A
     """
     has_run = (folder / SETTINGS_FILE).exists() or (folder / RUN_FILE).exists()
     if has_run and not resume:
-        raise SettingError(f"{folder}: holds a run already. Give --resume to go on with it, or another folder")
+        raise SettingError(
+            f"{folder}: holds a run already. Give --resume (in Python, resume=True) to go on with it, or another folder"
+        )
     if has_run:
         saved = {"validation": 0, **_read_json(folder / SETTINGS_FILE)}  # earlier versions could hold out no images
         if isinstance(saved.get("settings"), dict):

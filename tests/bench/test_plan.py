@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -102,6 +103,13 @@ def test_few_bits_and_codes_of_samples_count_in_the_plan():
     assert coded["krnet_bytes"] >= whole + 4 * 8 * 2000 and coded["krnet_code_bytes"] >= 4 * 8 * 2000
 
 
+def test_numbers_of_numpy_and_settings_of_every_recorder_can_be_planned() -> None:
+    assert plan((4, 4, 4), np.int64(40)) == plan(np.array([4, 4, 4]), 40)
+    for recorder in krnet.list_recorders():
+        for shape in ((8, 6, 6), (1, 3, 3), (8,)):
+            assert plan(shape, 40, recorder=recorder, budget="20kB")["file_bytes"] == 20_000
+
+
 def test_vectors_can_be_planned() -> None:
     for recorder in ("krnet", "paper"):
         assert plan((512,), 1000, recorder=recorder)["feature_bytes"] == 1000 * 512 * 4
@@ -122,6 +130,13 @@ def test_vectors_can_be_planned() -> None:
         ({"recorder": "paper", "c00": 8}, "did you mean 'c0'"),
         ({"channels": 8}, "unknown setting 'channels'"),
         ({"recorder": "paper", "channels": 8}, "unknown setting 'channels'"),  # as the features have
+        ({"c1": -5}, "c1 is -5; expected 0 to 4096"),
+        ({"c1": -5, "budget": "20kB"}, "c1 is -5; expected 0 to 4096"),
+        ({"iterations": 0}, "iterations is 0"),
+        ({"recorder": "raw", "dtype": "float99"}, "dtype is 'float99'; expected one of float32, float16"),
+        ({"shape": 64}, r"shape is 64; expected a list of whole numbers, such as \(64, 8, 8\)"),
+        ({"shape": "64,8,8"}, "shape is '64,8,8'; expected a list"),
+        ({"class_counts": 5}, "class_counts is 5; expected a list"),
         ({"c0": 8}, "c0 is given, a setting of recorder autoencoder or paper and not of krnet"),
     ],
 )

@@ -28,7 +28,6 @@ from krnet.errors import (
     ResumeError,
     SettingError,
 )
-from krnet.features import extract as extract_module
 from krnet.features import feature_file
 from krnet.features.feature_file import UnfinishedFile, partial_path
 
@@ -171,6 +170,42 @@ def test_torchscript_is_a_trunk(tmp_path):
     assert script.training
 
 
+def test_a_program_of_torch_export_is_a_trunk_alone_and_inside_another(tmp_path):
+    trunk = make_trunk().eval()
+    batch = {0: torch.export.Dim("batch", min=2)}
+    program = torch.export.export(trunk, (torch.rand(BATCH, 3, 6, 5),), dynamic_shapes=(batch,)).module()
+    for number, given in enumerate((program, nn.Sequential(program, nn.Identity()))):
+        modes = [module.training for module in given.modules()]
+        found = load_file(krnet.extract(given, IMAGES, out=tmp_path / f"{number}.safetensors", batch_size=BATCH))
+        torch.testing.assert_close(found["features"], bare(trunk))
+        assert [module.training for module in given.modules()] == modes
+
+
+def test_the_header_has_room_for_many_channels(tmp_path):
+    images = torch.rand(20, 500, 2, 1)
+    mean, std = torch.rand(500), torch.rand(500) + 0.5
+    out, whole = tmp_path / "a.safetensors", tmp_path / "whole.safetensors"
+    krnet.extract(nn.Identity(), images, LABELS[:20], out=whole, mean=mean, std=std)
+    found = load_file(whole)
+    expected = (images - mean[:, None, None]) / std[:, None, None]
+    torch.testing.assert_close(found["features"], expected)
+    assert torch.equal(found["labels"], LABELS[:20])
+    options = {"out": out, "mean": mean, "std": std, "batch_size": BATCH}
+    with pytest.raises(KeyboardInterrupt):
+        krnet.extract(Stops(nn.Identity(), 2), images, LABELS[:20], **options)
+    krnet.extract(nn.Identity(), images, LABELS[:20], **options, resume=True)
+    assert out.read_bytes() == whole.read_bytes()
+    krnet.extract(nn.Identity(), images, LABELS[:20], **options, resume=True)
+
+
+def test_a_loader_of_vectors_is_taken(tmp_path):
+    vectors = torch.rand(N, 7)
+    out = tmp_path / "a.safetensors"
+    for batches in (loader(vectors), DataLoader(vectors, BATCH), [(vectors, LABELS)]):  # type: ignore[arg-type]
+        found = load_file(krnet.extract(nn.Identity(), batches, out=out))
+        assert torch.equal(found["features"], vectors)
+
+
 def test_a_trunk_that_returns_its_input_is_written_before_the_loader_fills_it_anew(tmp_path):
     def reuse():
         buffer = torch.empty(BATCH, 3, 6, 5)
@@ -195,9 +230,46 @@ def test_progress_counts_samples(tmp_path):
     assert [(step.done, step.share) for step in steps] == [(20, None), (50, None)]
 
 
+def test_progress_of_a_resumed_call_counts_the_time_of_the_first(tmp_path):
+    out, record = tmp_path / "a.safetensors", tmp_path / "a.safetensors.partial.json"
+    steps: list[krnet.progress.Progress] = []
+    for seconds in (1000.0, None):
+        with pytest.raises(KeyboardInterrupt):
+            krnet.extract(Stops(make_trunk(), 4), IMAGES, out=out, batch_size=BATCH)
+        kept = json.loads(record.read_text())
+        assert 0 < kept.pop("seconds") < 100
+        record.write_text(json.dumps(kept if seconds is None else kept | {"seconds": seconds}))
+        with pytest.raises(KeyboardInterrupt):
+            krnet.extract(Stops(make_trunk(), 3), IMAGES, out=out, batch_size=BATCH, resume=True, watch=steps.append)
+        before = seconds or 0.0
+        assert all(before < step.seconds < before + 100 for step in steps)
+        assert steps and before < json.loads(record.read_text())["seconds"] < before + 100
+        steps.clear()
+        record.unlink()
+
+
+def test_a_watcher_is_closed_however_the_call_ends(tmp_path):
+    class Bar:
+        closed = 0
+
+        def __call__(self, progress):
+            pass
+
+        def close(self):
+            self.closed += 1
+
+    bar = Bar()
+    krnet.extract(make_trunk(), IMAGES, out=tmp_path / "a.safetensors", watch=bar)
+    assert bar.closed == 1
+    with pytest.raises(DataError):
+        krnet.extract(make_trunk(), 5, out=tmp_path / "a.safetensors", watch=bar)
+    assert bar.closed == 2
+
+
 def test_the_example_of_the_docstring_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = doctest.testmod(extract_module)
+    (example,) = doctest.DocTestFinder().find(krnet.extract, "extract", globs={})
+    found = doctest.DocTestRunner().run(example)
     assert found.attempted and not found.failed
 
 
@@ -312,6 +384,44 @@ def test_without_resume_an_unfinished_file_is_replaced(tmp_path):
     krnet.extract(make_trunk(1), IMAGES, out=out, batch_size=BATCH)
     assert torch.equal(load_file(out)["features"], bare(make_trunk(1)))
     assert list(tmp_path.iterdir()) == [out]
+
+
+def test_an_interrupted_call_for_a_name_that_exists_is_resumed(tmp_path):
+    out = krnet.extract(make_trunk(1), IMAGES, out=tmp_path / "a.safetensors", batch_size=BATCH)
+    with pytest.raises(KeyboardInterrupt):
+        krnet.extract(Stops(make_trunk(), 4), IMAGES, out=out, batch_size=BATCH)
+    assert torch.equal(load_file(out)["features"], bare(make_trunk(1)))
+    counting = Stops(make_trunk(), 99)
+    krnet.extract(counting, IMAGES, out=out, batch_size=BATCH, resume=True)
+    assert counting.calls == -(-N // BATCH) - 4 + 2
+    assert torch.equal(load_file(out)["features"], bare(make_trunk()))
+    assert list(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.parametrize(
+    ("num_images", "message"), [(N, None), (N - 9, "50 samples; there are 41 images"), (N + 9, "there are at least 56")]
+)
+def test_an_iterable_is_counted_before_a_finished_file_is_returned(num_images, message, tmp_path):
+    out = krnet.extract(make_trunk(), loader(), out=tmp_path / "a.safetensors")
+    images, labels = (torch.cat([x, x])[:num_images] for x in (IMAGES, LABELS))
+    given = zip(images.split(BATCH), labels.split(BATCH), strict=True)
+    counting = Stops(make_trunk(), 99)
+    if message is None:
+        assert krnet.extract(counting, given, out=out, resume=True) == out
+    else:
+        with pytest.raises(ResumeError, match=message):
+            krnet.extract(counting, given, out=out, resume=True)
+    assert counting.calls == 1  # the first batch is compared; the others are counted
+
+
+def test_all_labels_of_an_iterable_are_compared_with_a_finished_file(tmp_path):
+    out = krnet.extract(make_trunk(), loader(), out=tmp_path / "a.safetensors")
+    other = LABELS.clone()
+    other[-1] += 1
+    with pytest.raises(ResumeError, match="other labels"):
+        krnet.extract(make_trunk(), iter(loader(labels=other)), out=out, resume=True)
+    with pytest.raises(DataError, match="used up"):
+        krnet.extract(make_trunk(), iter([]), out=out, resume=True)
 
 
 CHANGES = {
@@ -437,6 +547,12 @@ REFUSED = {
     "few labels": (lambda: (make_trunk(), IMAGES), {"labels": LABELS[:-1]}, LabelError, "50 integers"),
     "few labels of a loader": (lambda: (make_trunk(), [IMAGES]), {"labels": LABELS[:-1]}, LabelError, "at least 50"),
     "more labels": (lambda: (make_trunk(), [IMAGES[:9]]), {"labels": LABELS}, LabelError, "50 labels; expected 9"),
+    "labels of a generator": (lambda: (make_trunk(), [IMAGES]), {"labels": iter([0])}, LabelError, "one per image"),
+    "labels of a number": (lambda: (make_trunk(), [IMAGES]), {"labels": 5}, LabelError, "type int cannot be read"),
+    "labels of no file": (lambda: (make_trunk(), [IMAGES]), {"labels": "none.npy"}, LabelError, "No such file"),
+    "lazy": (lambda: (nn.LazyConv2d(2, 3), IMAGES), {}, InputError, r"weight has no values yet.*trunk\(images\)"),
+    "list of grey images": (lambda: (nn.Identity(), list(IMAGES[:, 0])), {}, DataError, "grey image, or a batch of"),
+    "iterator of arrays": (lambda: (nn.Identity(), iter(IMAGES[:, 0].numpy())), {}, DataError, "batch of vectors"),
     "labels twice": (lambda: (make_trunk(), loader()), {"labels": LABELS}, LabelError, "leave one out"),
     "labels at times": (lambda: (make_trunk(), [(IMAGES, LABELS), IMAGES]), {}, LabelError, "no labels, unlike"),
     "labels of no class": (lambda: (make_trunk(), [(IMAGES, IMAGES)]), {}, LabelError, "one per sample"),
@@ -468,7 +584,7 @@ def test_the_images_are_not_overwritten(tmp_path):
 
 def test_a_full_disk_is_named_and_the_rest_is_written_when_there_is_room(tmp_path, monkeypatch):
     out, row_bytes = tmp_path / "a.safetensors", 4 * 4 * 4 * 3
-    limit = feature_file.ROWS_START + 20 * row_bytes
+    limit = feature_file.HEADER_STEP + 20 * row_bytes
     real, failures = os.pwrite, []
 
     def fills(fd, data, position):

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any
 
-from krnet.config import check_int, parse_size
+from krnet.config import check_int, from_dict, parse_size
 from krnet.errors import SettingError
 from krnet.recorders.base import (
     Recorder,
@@ -24,8 +24,10 @@ from krnet.recorders.base import (
     get_recorder,
     tensor_bytes,
 )
+from krnet.train.config import FitConfig
 
 FLOAT_BYTES = 4  # fp32
+UNKNOWN = 4  # stands for a setting that is found for the features while the others are checked; all take it
 
 
 def plan(
@@ -55,10 +57,12 @@ def plan(
     """
     if (num_samples is None) == (class_counts is None):
         raise SettingError("give either num_samples or class_counts, and not both")
+    shape = tuple(map(_as_int, _as_sequence("shape", shape, "(64, 8, 8)")))
     if class_counts is None:
+        num_samples = _as_int(num_samples)
         check_int("num_samples", num_samples, 1)
         class_counts = [num_samples or 0]
-    shape, class_counts = tuple(map(_as_int, shape)), list(map(_as_int, class_counts))
+    class_counts = list(map(_as_int, _as_sequence("class_counts", class_counts, "[500, 500]")))
     for size in shape:
         check_int("shape", size, 1)
     if not class_counts:
@@ -68,7 +72,8 @@ def plan(
     chosen = get_recorder(recorder or default_recorder(preset))
     check_inputs(chosen, {"preset": preset})
     check_names(chosen, settings)
-    table = chosen.storage_table(shape, class_counts, preset, settings) if budget is None else None
+    own = _check_settings(chosen, shape, sum(class_counts), settings)
+    table = chosen.storage_table(shape, class_counts, preset, own) if budget is None else None
     if table is not None:
         return table
     num_samples, num_values = sum(class_counts), sum(class_counts) * math.prod(shape)
@@ -95,6 +100,25 @@ def _as_int(value: Any) -> Any:
         return operator.index(value)
     except TypeError:
         return value
+
+
+def _as_sequence(name: str, given: Any, example: str) -> Sequence[Any]:
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable) or getattr(given, "ndim", 1) != 1:
+        raise SettingError(f"{name} is {given!r}; expected a list of whole numbers, such as {example}")
+    return tuple(given)
+
+
+def _check_settings(
+    recorder: Recorder, shape: tuple[int, ...], num_samples: int, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Refuse values that `krnet.record` would refuse; return the recorder's own settings, without those of its fit."""
+    own = {name: value for name, value in settings.items() if name in recorder.setting_names}
+    from_dict(FitConfig, {name: value for name, value in settings.items() if name not in own})
+    known = {f.name: f for f in fields(recorder.config_class)}
+    found_later = {name: UNKNOWN for name, f in known.items() if f.default is f.default_factory is MISSING}
+    complete = found_later | recorder.with_derived(own, shape, num_samples)
+    from_dict(recorder.config_class, {name: value for name, value in complete.items() if name in known})
+    return own
 
 
 def _sum_tensor_bytes(recorder: Recorder, shape: Sequence[int], num_samples: int, settings: Mapping[str, Any]) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,17 +30,18 @@ from krnet.features.feature_file import (
     partial_path,
     read_work,
 )
-from krnet.features.image_batches import ArrayBatches, LoaderBatches, open_batches
+from krnet.features.image_batches import ArrayBatches, Batch, LoaderBatches, open_batches
 from krnet.features.source import open_features
 from krnet.features.trunk import Network, Rows, at_work
 from krnet.io.atomic import AnyPath, refuse_overwriting
-from krnet.progress import Progress, Watch, watched
+from krnet.progress import Progress, Watch, closing_watch
 
 MAX_UNWRITTEN = 2  # batches that wait for the disk
 # Largest difference between rows of two calls, relative to the largest value: devices differ by about 1e-6 in float32.
 TOLERANCES = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
 
 
+@closing_watch
 def extract(
     trunk: nn.Module,
     images: Any,
@@ -66,8 +67,10 @@ def extract(
                 mode and without the shortened products of float32 that GPUs offer (tf32); afterwards it is as it was
     images      (N, C, H, W), uint8 or float: array, tensor, memmap, path (.npy .npz .safetensors .h5 .zarr), or part of
                 a data set (krnet.data.load(...).train); or a DataLoader, or any iterable of batches: images, or
-                (images, labels). Row i of the file belongs to image i, so a DataLoader must not shuffle. uint8 images
-                may also be (N, H, W, C)
+                (images, labels). Row i of the file belongs to image i, so a DataLoader must not shuffle; only torch's
+                own random samplers are recognised and refused. uint8 images may also be (N, H, W, C). The images of a
+                data set are taken as they are, whereas `krnet extract --data` crops them and normalises them: for the
+                latter, give mean=data.mean, std=data.std
     labels      one integer per image: list, array, or path to .npy; left out if the batches have them
     out         file to write, NAME.safetensors. It holds the arrays `features` (N, ...) and, if there are labels,
                 `labels` (N,). Until it is complete, NAME.safetensors.partial lies beside it
@@ -98,9 +101,9 @@ def extract(
     inputs = [item for item in inputs if isinstance(item, str | os.PathLike)]
     refuse_overwriting([path, partial_path(path)], inputs)
     source = open_batches(images, labels, batch_size=batch_size, key=key)
-    with watched(watch), at_work(trunk, device) as torch_device, exact_math(), torch.no_grad():
+    with at_work(trunk, device) as torch_device, exact_math(), torch.no_grad():
         network = Network(trunk, torch_device, dtype, mean, std)
-        if resume and path.exists():
+        if resume and path.exists() and not partial_path(path).exists():
             _check_finished(path, source, network)
         else:
             _write_all(path, source, network, resume, watch)
@@ -110,7 +113,6 @@ def extract(
 def _write_all(
     path: Path, source: ArrayBatches | LoaderBatches, network: Network, resume: bool, watch: Watch | None
 ) -> None:
-    started = time.perf_counter()
     store = Store(path, UnfinishedFile.reopen(path) if resume else None)
     try:
         first_row = store.resume_at(source)
@@ -125,8 +127,7 @@ def _write_all(
             unwritten = rows
             if watch is not None:
                 share = source.share(rows.stop, num_batches)
-                seconds = time.perf_counter() - started
-                watch(Progress(name="extract", share=share, done=rows.stop, unit="samples", seconds=seconds))
+                watch(Progress(name="extract", share=share, done=rows.stop, unit="samples", seconds=store.seconds))
         if unwritten is not None:
             store.add(unwritten)
         store.finish(source.name)
@@ -139,11 +140,17 @@ class Store:
 
     def __init__(self, path: Path, file: UnfinishedFile | None):
         self.path, self.file = path, file
+        self.started_s = time.perf_counter() if file is None else file.started_s
         self.num_earlier = 0 if file is None else file.num_rows
         """Rows that an earlier call wrote."""
         self.num_rows = 0
         self.writer = ThreadPoolExecutor(1)
         self.writing: deque[Future[None]] = deque()
+
+    @property
+    def seconds(self) -> float:
+        """Time so far, with that of the earlier calls whose rows are kept."""
+        return time.perf_counter() - self.started_s if self.file is None else self.file.seconds
 
     def resume_at(self, source: ArrayBatches | LoaderBatches) -> int:
         """The sample ID to start at: that of the last batch that an earlier call wrote, which is computed again."""
@@ -170,7 +177,7 @@ class Store:
         """Hand rows to the thread that writes; those that an earlier call wrote are compared with it instead."""
         rows.wait()
         if self.file is None:
-            self.file = UnfinishedFile.create(self.path, rows.work)
+            self.file = UnfinishedFile.create(self.path, rows.work, self.started_s)
         check_same_work(self.file.partial, self.file.work, rows.work)
         known = max(0, min(self.num_earlier, rows.stop) - rows.first)
         labels = rows.labels
@@ -190,7 +197,7 @@ class Store:
         if self.num_rows < self.num_earlier:
             raise self._shorter(self.num_rows)
         if self.file is None:
-            raise DataError(f"{source_name}: no images came; expected at least one batch. Was it used up already?")
+            raise _no_images(source_name)
         self.file.finish()
 
     def close(self) -> None:
@@ -212,27 +219,54 @@ def _check_same_rows(path: Path, before: Tensor, now: Tensor) -> None:
 
 
 def _check_finished(path: Path, source: ArrayBatches | LoaderBatches, network: Network) -> None:
-    """Refuse a finished file of other work: compare settings, number of samples, and its first batch."""
+    """Refuse a finished file of other work: compare settings, number of samples, labels, and the first batch."""
     work = read_work(path)
     stored = open_features(path, key="features")
-    if source.num_samples not in (None, len(stored)):
-        raise ResumeError(
-            f"{path}: finished already, with {len(stored)} samples; there are {source.num_samples} images. Give the "
-            f"same images, or leave resume out to start anew"
-        )
-    first, images, labels = next(source.batches(0, network.device), (0, None, None))
+    if source.num_samples is not None and source.num_samples != len(stored):
+        raise _other_number(path, len(stored), str(source.num_samples))
+    batches = source.batches(0, network.device)
+    first, images, labels = next(batches, (0, None, None))
     if images is None:
-        return  # an iterable that is used up: nothing to compare
+        raise _no_images(source.name)
     rows = network.rows(first, images, labels)
     rows.wait()
     check_same_work(path, work, rows.work)
     ids = torch.arange(min(len(rows.values), len(stored)))
     _check_same_rows(path, stored.read(ids), rows.values[: len(ids)])
-    if labels is not None:
-        all_labels = source.labels if isinstance(source, ArrayBatches) else labels
-        assert all_labels is not None
+    all_labels = source.labels if isinstance(source, ArrayBatches) else labels
+    if source.num_samples is None:
+        all_labels = _run_through(path, len(stored), batches, len(images), labels)
+    if all_labels is not None:
         stored_labels = open_features(path, key="labels").read(torch.arange(len(stored)))
         if not torch.equal(stored_labels[: len(all_labels)], all_labels):
             raise ResumeError(
                 f"{path}: finished already, with other labels. Give the same labels, or leave resume out to start anew"
             )
+
+
+def _run_through(
+    path: Path, num_stored: int, batches: Iterator[Batch], num_images: int, labels: Tensor | None
+) -> Tensor | None:
+    """Count the images of the batches that are left, beside num_images before; return the labels of all."""
+    parts = [labels]
+    while num_images <= num_stored:
+        _, images, labels = next(batches, (0, None, None))
+        if images is None:
+            break
+        num_images += len(images)
+        parts.append(labels)
+    if num_images != num_stored:
+        raise _other_number(path, num_stored, f"{'at least ' if num_images > num_stored else ''}{num_images}")
+    known = [part for part in parts if part is not None]
+    return torch.cat(known) if known else None
+
+
+def _other_number(path: Path, num_stored: int, found: str) -> ResumeError:
+    return ResumeError(
+        f"{path}: finished already, with {num_stored} samples; there are {found} images. Give the same images, or "
+        f"leave resume out to start anew"
+    )
+
+
+def _no_images(source_name: str) -> DataError:
+    return DataError(f"{source_name}: no images came; expected at least one batch. Was it used up already?")

@@ -4,7 +4,7 @@
     until then:  NAME.safetensors.partial        room for the header, then the rows
                  NAME.safetensors.partial.json   how many rows are on disk for certain, and which work they belong to
 
-The number of samples may be unknown until the end: the header has a fixed size, filled up with spaces.
+The number of samples may be unknown until the end: the room for the header is chosen first, and filled up with spaces.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from krnet.io.atomic import read_json, write_json
 from krnet.io.lock import lock_file
 
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # names of safetensors
-ROWS_START = 4096  # bytes before the rows: the length of the header, and the header
+HEADER_STEP = 4096  # bytes; the room before the rows is a multiple of it
+ENTRY_BYTES = 512  # at least what the header needs for two arrays, beside the work and the shape
 SAVE_EVERY_S = 5.0  # a kill loses at most the rows of this time
 VERSION = 1
 METADATA_KEY = "krnet.extract"  # under this name the finished file says which work made it
@@ -71,12 +72,26 @@ def read_work(path: Path) -> dict[str, Any]:
     return work
 
 
+def rows_start(work: Mapping[str, Any]) -> int:
+    """Bytes before the rows: the length of the header, and room for the header."""
+    text = json.dumps(json.dumps(work))  # the header holds JSON inside JSON
+    needed = 8 + len(text) + len(json.dumps(work["shape"])) + ENTRY_BYTES
+    return math.ceil(needed / HEADER_STEP) * HEADER_STEP
+
+
 class UnfinishedFile:
     """The rows so far. One thread at a time may use it."""
 
-    def __init__(self, path: Path, work: Mapping[str, Any]):
-        """Open NAME.safetensors.partial, or make it. No other process may write to it meanwhile."""
+    def __init__(self, path: Path, work: Mapping[str, Any], started_s: float | None = None):
+        """Open NAME.safetensors.partial, or make it. No other process may write to it meanwhile.
+
+        started_s: when the call began, as time.perf_counter() says; by default now.
+        """
         self.path, self.work = path, dict(work)
+        self.rows_start = rows_start(self.work)
+        self.started_s = time.perf_counter() if started_s is None else started_s
+        self.earlier_s = 0.0
+        """Time that earlier calls took."""
         self.partial = partial_path(path)
         self.record = self.partial.with_name(f"{self.partial.name}.json")
         self.fd = os.open(self.partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -115,9 +130,9 @@ class UnfinishedFile:
         )
 
     @classmethod
-    def create(cls, path: Path, work: Mapping[str, Any]) -> UnfinishedFile:
+    def create(cls, path: Path, work: Mapping[str, Any], started_s: float | None = None) -> UnfinishedFile:
         """An empty file; one of an earlier call is replaced."""
-        file = cls(path, work)
+        file = cls(path, work, started_s)
         file.record.unlink(missing_ok=True)
         os.ftruncate(file.fd, 0)
         return file
@@ -134,6 +149,7 @@ class UnfinishedFile:
             work, num_rows, last_batch, labels = (found[name] for name in ("work", "rows", "last_batch", "labels"))
             if found["version"] != VERSION or not 0 <= last_batch < num_rows:
                 raise ValueError(f"version {found['version']}, rows {num_rows}, last batch {last_batch}")
+            earlier_s = float(found.get("seconds", 0.0))  # files of earlier versions lack it
             file = cls(path, work)
         except (ValueError, KeyError, TypeError) as error:
             if isinstance(error, InputError):
@@ -142,8 +158,8 @@ class UnfinishedFile:
                 f"{record}: cannot be read ({error}); leave resume out to start anew, which replaces {partial}"
             ) from error
         file.num_rows = file.num_saved = num_rows
-        file.last_batch, file._saved_labels = last_batch, labels
-        end = ROWS_START + num_rows * file.row_bytes
+        file.last_batch, file._saved_labels, file.earlier_s = last_batch, labels, earlier_s
+        end = file.rows_start + num_rows * file.row_bytes
         if (found_bytes := os.fstat(file.fd).st_size) < end:
             os.close(file.fd)
             raise ResumeError(
@@ -152,6 +168,11 @@ class UnfinishedFile:
             )
         os.ftruncate(file.fd, end)
         return file
+
+    @property
+    def seconds(self) -> float:
+        """Time that the file has taken so far, in this call and in earlier ones."""
+        return self.earlier_s + time.perf_counter() - self.started_s
 
     @property
     def row_bytes(self) -> int:
@@ -169,7 +190,7 @@ class UnfinishedFile:
             return
         self.failed = True
         data = rows.reshape(-1).view(torch.uint8).numpy().data
-        position = ROWS_START + self.num_rows * self.row_bytes
+        position = self.rows_start + self.num_rows * self.row_bytes
         self._write(data, position)
         self.last_batch = self.num_rows
         self.num_rows += len(rows)
@@ -209,7 +230,8 @@ class UnfinishedFile:
 
     def read(self, first: int, stop: int) -> Tensor:
         """Rows first..stop-1, (stop - first, *shape)."""
-        data = bytearray(os.pread(self.fd, (stop - first) * self.row_bytes, ROWS_START + first * self.row_bytes))
+        position = self.rows_start + first * self.row_bytes
+        data = bytearray(os.pread(self.fd, (stop - first) * self.row_bytes, position))
         return torch.frombuffer(data, dtype=self.dtype).reshape(stop - first, *self.work["shape"])
 
     def save(self) -> None:
@@ -222,6 +244,7 @@ class UnfinishedFile:
                 "rows": self.num_rows,
                 "last_batch": self.last_batch,
                 "labels": self._hash.hexdigest(),
+                "seconds": round(self.seconds, 3),
             }
             write_json(self.record, record)
             self.num_saved = self.num_rows
@@ -241,10 +264,11 @@ class UnfinishedFile:
             labels = torch.cat(self.labels)
             offsets = [rows_end, rows_end + 8 * len(labels)]
             header["labels"] = {"dtype": "I64", "shape": [len(labels)], "data_offsets": offsets}
-            self._write(labels.numpy().data.cast("B"), ROWS_START + rows_end)
+            self._write(labels.numpy().data.cast("B"), self.rows_start + rows_end)
         text = json.dumps(header).encode()
-        assert len(text) <= ROWS_START - 8, f"a header of {len(text)} bytes"
-        self._write((ROWS_START - 8).to_bytes(8, "little") + text.ljust(ROWS_START - 8), 0)
+        room = self.rows_start - 8
+        assert len(text) <= room, f"a header of {len(text)} bytes in a room of {room}"
+        self._write(room.to_bytes(8, "little") + text.ljust(room), 0)
         os.fsync(self.fd)
         os.replace(self.partial, self.path)
         folder = os.open(self.path.parent, os.O_RDONLY)

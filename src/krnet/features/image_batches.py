@@ -107,7 +107,7 @@ class LoaderBatches:
             with suppress(TypeError):  # a DataLoader of an IterableDataset that has no length
                 self.num_batches = len(loader)
         # Labels of an unknown number of images are counted when all images have come.
-        self.given = None if labels is None else check_labels(labels, self.num_samples or num_labels(labels))
+        self.given = None if labels is None else check_labels(labels, self.num_samples or _count_labels(labels))
 
     def share(self, num_samples: int, num_batches: int) -> float | None:
         """The part that is done; None if the end is unknown."""
@@ -156,12 +156,23 @@ class LoaderBatches:
         images = found if isinstance(found, Tensor) else torch.from_numpy(np.ascontiguousarray(found))
         if images.dim() == 0 or not len(images):
             raise DataError(f"{where} has shape {tuple(images.shape)}; expected (B, C, H, W) with at least one image")
+        if images.dim() == 2 and labels is None and not isinstance(self.loader, DataLoader):
+            raise DataError(
+                f"{where} has shape {tuple(images.shape)}: a grey image, or a batch of vectors? Give grey images as "
+                f"one array (N, 1, H, W), and vectors as one array (N, D) or in a DataLoader"
+            )
         return images, None if labels is None else check_labels(labels, len(images))
 
 
-def num_labels(labels: Any) -> int:
+def _count_labels(labels: Any) -> int:
     """The number of labels of any kind."""
-    return len(np.load(labels, mmap_mode="r")) if isinstance(labels, str | os.PathLike) else len(labels)
+    try:
+        return len(np.load(labels, mmap_mode="r") if isinstance(labels, str | os.PathLike) else labels)
+    except (OSError, EOFError, ValueError, TypeError) as error:
+        raise LabelError(
+            f"labels of type {type(labels).__name__} cannot be read ({error}); expected integers, one per image: a "
+            f"list, an array, or a path to .npy"
+        ) from error
 
 
 def _refuse_shuffling(loader: DataLoader[Any]) -> None:

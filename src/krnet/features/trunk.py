@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from krnet.config import check_range
 from krnet.device import pick_device
@@ -27,7 +28,14 @@ CHANNEL_COUNTS = (1, 3, 4)
 @contextmanager
 def at_work(trunk: nn.Module, name: str | torch.device | None) -> Iterator[torch.device]:
     """The trunk in evaluation mode and on the device; afterwards in the mode and on the device that it had."""
-    homes = {tensor.device for tensor in (*trunk.parameters(), *trunk.buffers())}
+    tensors = {**dict(trunk.named_parameters()), **dict(trunk.named_buffers())}
+    unshaped = [name for name, tensor in tensors.items() if is_lazy(tensor)]
+    if unshaped:
+        raise InputError(
+            f"the trunk's {unshaped[0]} has no values yet, as its shape follows from the first images that a lazy "
+            f"module sees. Run a few images through the trunk, with trunk(images), and load its weights, then call this"
+        )
+    homes = {tensor.device for tensor in tensors.values()}
     if len(homes) > 1:
         found = ", ".join(sorted(map(str, homes)))
         raise InputError(f"the trunk's weights are on several devices ({found}); move it to one: trunk.to(device)")
@@ -37,13 +45,21 @@ def at_work(trunk: nn.Module, name: str | torch.device | None) -> Iterator[torch
     try:
         if home not in (None, device):
             trunk.to(device)
-        trunk.eval()
+        _evaluate(trunk)
         yield device
     finally:
         for module, training in modes:
             module.training = training
         if home not in (None, device):
             trunk.to(home)
+
+
+def _evaluate(trunk: nn.Module) -> None:
+    try:
+        trunk.eval()
+    except NotImplementedError:  # a torch.export program has the one mode that it was exported in
+        for module in trunk.modules():
+            module.training = False
 
 
 @dataclass(frozen=True)
