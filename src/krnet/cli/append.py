@@ -15,6 +15,8 @@ from krnet.cli.options import Device, FeaturesFile, Json, Key, Quiet, Set, fit_o
 from krnet.cli.output import say
 from krnet.config import parse_duration, parse_size
 
+LOST_R2 = 0.1  # R2 of all samples that new ones may cost without a warning
+
 
 def append(
     path: Annotated[Path, typer.Argument(metavar="FILE.krn", help="Recording to add samples to.", show_default=False)],
@@ -72,3 +74,8 @@ def append(
         raise typer.Exit(130) from None
     info = {"path": str(out), **grown.info()}
     output.show(info, output.info_rows(info), as_json)
+    if grown.r2 < recording.r2 - LOST_R2:
+        say(
+            f"warning: R2 was {recording.r2:.3f} and is {grown.r2:.3f} with the new samples: what was learned from the "
+            f"old ones does not fit them. Are they made by the same trunk, and scaled alike? If so, record all anew"
+        )

@@ -114,8 +114,8 @@ def record(
         int | None,
         typer.Option(
             metavar="SAMPLES",
-            help="Number of samples that the file will hold after later calls with --start; the budget, also the "
-            "default one, is for all of them.",
+            help="Number of samples that the file will hold once it has grown (krnet append, --start); the budget, "
+            "also the default one, is for all of them.",
             show_default="the samples of FEATURES",
         ),
     ] = None,
@@ -191,8 +191,7 @@ def record(
         device=device,
     )
     _check_setting_names(given)
-    if resume and out.exists():
-        say(f"{out}: recorded already; nothing to resume")
+    was_finished = resume and out.exists()
     checkpoint = out.with_name(out.name + ".ckpt")
     old_write_time = _write_time_ns(checkpoint)
     try:
@@ -205,9 +204,13 @@ def record(
     except KeyboardInterrupt:
         if _write_time_ns(checkpoint) not in (None, old_write_time):
             say(f"stopped; checkpoint saved in {checkpoint}. To go on, give the same command with --resume")
+        elif resume and old_write_time is not None:
+            say(f"stopped before the fit went on; {checkpoint} is as it was. Give the same command again")
         else:
             say("stopped before there was anything to save")
         raise typer.Exit(130) from None
+    if was_finished:
+        say(f"{out}: recorded already; nothing to resume")
     info = {"path": str(out), **recording.info()}
     output.show(info, output.info_rows(info), as_json)
     target = stop_at_r2 if target_r2 is None else target_r2
