@@ -48,6 +48,7 @@ def test_timed_takes_longer_for_more_work():
     )
 
 
+@pytest.mark.slow
 def test_bench_speed_reports_steps_floors_replay_and_time_to_target(tmp_path, monkeypatch):
     timed = speed.seconds_per_call
     monkeypatch.setattr(

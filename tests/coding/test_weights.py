@@ -141,12 +141,14 @@ def whole(larger_maps, tmp_path_factory):
     return api.record(*larger_maps, out=tmp_path_factory.mktemp("whole") / "a.krn", **LARGER)
 
 
+@pytest.mark.slow
 def test_few_bits_make_a_far_smaller_file_and_hardly_a_worse_one(larger_maps, whole):
     few = api.record(*larger_maps, bits=4.0, **LARGER)
     assert few.nbytes < whole.nbytes / 5
     assert few.info()["r2"] > whole.info()["r2"] - 0.05
 
 
+@pytest.mark.slow
 def test_training_for_few_bits_beats_rounding_afterwards(larger_maps, whole):
     trained, later = api.record(*larger_maps, bits=2.0, **LARGER), krnet.open(whole.path)
     net = later._load().net.net

@@ -83,6 +83,7 @@ def learn(learner: Any, num_tasks: int) -> Any:
     return learner
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parent", [FineTune, Joint, Ewc, Mas, Replay, Icarl, Lucir])
 def test_every_output_is_trained_and_predictions_are_class_scores(digits, tmp_path, parent):
     own = {"ce": "seen"} if parent in (Ewc, Mas) else {}

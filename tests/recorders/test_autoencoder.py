@@ -148,6 +148,7 @@ def test_the_file_holds_codes_and_decoder_and_nothing_of_the_encoder(files):
     assert tensors["codes"].shape == (90, 24) and tensors["codes"].dtype == torch.float32
 
 
+@pytest.mark.slow
 def test_a_short_fit_learns():
     features, labels = relu_maps(90, (8, 6, 6))
     settings = TINY | {"iterations": 60, "code_width": 64}
@@ -218,6 +219,7 @@ def test_numbers_are_told_apart_by_more_than_their_sign():
     assert torch.corrcoef(torch.stack([found, features]))[0, 1] > 0.95
 
 
+@pytest.mark.slow
 def test_signed_maps_keep_their_own_amplitude():
     features, amplitude = signed_maps(60, (2, 6, 6))
     replayed = krnet.record(features, **TINY | {"iterations": 150, "code_width": 16})[:].cpu()

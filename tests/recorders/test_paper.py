@@ -68,6 +68,7 @@ def test_250_iterations_on_a_few_hundred_maps_reach_an_r2_of_0_4():
     assert info["r2"] >= 0.4 and info["iterations"] == 250
 
 
+@pytest.mark.slow
 def test_250_iterations_on_images_of_digits_reach_an_r2_of_0_4():
     digits = load_digits()
     recording = krnet.record(digits.images[:120, None], digits.target[:120], recorder="paper", iterations=250)
@@ -82,6 +83,7 @@ def test_vectors_are_learned_and_stored_without_convolutions(tmp_path):
     assert all(tensor.dim() <= 2 for tensor in content(tmp_path / "x.krn")[0].values())
 
 
+@pytest.mark.slow
 def test_signed_maps_keep_their_own_amplitude_and_lose_it_with_the_last_norm():
     features, amplitude = signed_maps(100, (2, 8, 8))
     correlation, ratio = {}, {}
