@@ -97,8 +97,9 @@ def percent(share: float | None) -> str:
 def plan_rows(plan: Mapping[str, Any]) -> Rows:
     if "krnet_bytes" not in plan:  # only the storage table of the paper's network has it
         limit = "at most " if plan["is_budget"] else ""
+        classes = f", {plan['num_classes']:,} classes" if plan["num_classes"] > 1 else ""
         return [
-            ("samples", f"{plan['num_samples']:,} of {shape_text(plan['shape'])}, {plan['num_classes']:,} classes"),
+            ("samples", f"{plan['num_samples']:,} of {shape_text(plan['shape'])}{classes}"),
             ("recorder", ": ".join(filter(None, [plan["recorder"], settings_text(plan["settings"])]))),
             ("features", megabytes(plan["feature_bytes"])),
             ("file", f"{limit}{megabytes(plan['file_bytes'])}, {ratio_text(plan['compression_ratio_bytes'])}"),
