@@ -24,7 +24,7 @@ class FitConfig:
     iterations: int | None = None
     """Largest number of updates. By default the schedule's number, or no limit if time_budget is given."""
     stop_at_r2: float | None = None
-    """End the fit as soon as the R2 over all features reaches this, looked at every 50 updates; saves time, not bytes."""
+    """End the fit once the R2 over all features reaches this, looked at every 50 updates; saves time, not bytes."""
     time_budget: float | None = None
     """Seconds of fitting, without compilation, after which to stop; the learning rate falls over this time."""
     batch_size: int = 1000
