@@ -40,7 +40,7 @@ from krnet.recorders.base import (
 from krnet.recording_file import Decode, FileContents, check_size, file_contents, read_parts
 from krnet.train.config import FitConfig
 
-SURE_R2 = 1 - 1e-9  # the variance of old features follows from MSE and R2; above this it is that of their replays
+SURE_R2 = 1 - 1e-9  # up to this R2, the old features' variance is mse / (1 - r2); above it, their replays' is used
 SMALL_EXCESS = 0.01  # share of the file's size
 HEADER_MARGIN_BYTES = 64  # by how much the headers of two files may differ that hold the same samples
 

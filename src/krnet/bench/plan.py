@@ -78,7 +78,7 @@ def plan(
         return table
     num_samples, num_values = sum(class_counts), sum(class_counts) * math.prod(shape)
     file_bytes = parse_size(budget) if budget is not None else chosen.default_budget(num_values, settings)
-    is_budget = file_bytes is not None  # the file then has at most so many bytes
+    is_budget = file_bytes is not None  # then file_bytes is an upper bound
     if file_bytes is None:
         file_bytes = _sum_tensor_bytes(chosen, shape, num_samples, settings)
     feature_bytes = num_values * FLOAT_BYTES

@@ -125,7 +125,7 @@ class Network:
             "labels": labels is not None,
         }
         if self.copies is None:
-            # A copy: the trunk may return its input, and a loader may fill that anew while it is written.
+            # Copied, because a trunk may return its input, and a loader may reuse that buffer for the next batch.
             return Rows(first, values.clone(), finite, labels, work, None)
         self.copies.wait_stream(torch.cuda.current_stream(self.device))
         copied = torch.cuda.Event()
