@@ -490,7 +490,7 @@ def learn_tiny(method: str, counts: list[int], out: Path, **settings: Any) -> di
 @pytest.mark.parametrize("method", base.learner_names())
 def test_one_image_at_a_time_is_refused_where_it_ends_as_one_pixel(tmp_path: Path, method: str) -> None:
     # kril wants an old and a new one in each anyhow.
-    message = r"task 0 trains on one image at a time, and images of 4x4 pixels .*batch_size|batch_size is 1; expected"
+    message = r"the base task trains on one image at a time, and images of 4x4 .*batch_size|batch_size is 1; expected"
     with pytest.raises(SettingError, match=message):
         learn_tiny(method, [3, 3, 3], tmp_path / "run", batch_size=1)
     assert list(tmp_path.iterdir()) == []

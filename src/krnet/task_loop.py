@@ -223,7 +223,7 @@ def _run_task(
     context = learner.context
     files: list[Path] = []
     works = learner.learn(task)
-    task_name = f"{learner.name}, task {task} of {context.split.num_tasks - 1}"
+    task_name = f"{learner.name}, " + (f"task {task} of {context.split.num_tasks - 1}" if task else "base task")
     number, earlier_s = 0, 0.0
     while True:
         # Seed again: the random draws must not depend on whether the previous work was run or read from its file.
@@ -239,7 +239,7 @@ def _run_task(
         files += [partial, done]
         shared_file = None if shared is None or work.shared is None else shared / f"base-{_digest(work.shared)}.krn"
         saving = Saving(partial, resume, checkpoint_s)
-        with _with_advice(f"Remove this file: {work.name} of task {task} is then trained again"):
+        with _with_advice(f"Remove this file: {work.name} of {protocol.task_name(task)} is then trained again"):
             seconds, commit = _run_or_load(work, saving, done, shared_file, watch_work)
         earlier_s += seconds
         results.note_commit(commit, folder)
@@ -249,7 +249,10 @@ def _run_task(
         for row, correct in rows.items():
             results.correct.setdefault(row, []).append(correct)
         counts = num_test_images(context)
-        accuracy = {f"accuracy {row}": sum(v) / sum(counts[: task + 1]) for row, v in rows.items()}
+        accuracy = {
+            "accuracy" if row == learner.main_row else f"accuracy {row}": sum(correct) / sum(counts[: task + 1])
+            for row, correct in sorted(rows.items(), key=lambda item: item[0] != learner.main_row)
+        }
         if watch:
             watch(Progress(f"{task_name} done", done=task, unit="tasks", values=accuracy))
     else:

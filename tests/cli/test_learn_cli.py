@@ -21,6 +21,7 @@ import krnet
 from krnet import data, protocol
 from krnet import task_loop as learning
 from krnet.cli import app as cli
+from krnet.cli import output
 from krnet.config import describe
 from krnet.data import folder as imagefolder
 from krnet.io import archive, ledger
@@ -138,12 +139,13 @@ def test_accuracies_are_fractions_in_json_and_percent_on_the_screen(tmp_path: Pa
     assert shown.exit_code == 0, shown.output
     for name, row in found["rows"].items():
         (line,) = [line for line in shown.stdout.splitlines() if line.startswith(f"icarl ({name})")]
-        numbers = [float(number.replace(",", "")) for number in line.split()[2:]]
+        *words, size, unit, _, _ = line.split()[2:]
+        numbers = [float(word) for word in words]
         assert numbers[:3] == pytest.approx([100 * value for value in row["accuracy"]], abs=0.01)
         assert numbers[3:6] == pytest.approx(
             [100 * row[key] for key in ("average", "average_without_base", "forgetting")], abs=0.01
         )
-        assert numbers[6] == pytest.approx(found["storage_bytes"]["total"] / 1e6, abs=0.001)
+        assert len(numbers) == 6 and f"{size} {unit}" == output.short_size(found["storage_bytes"]["total"])
     title = shown.stdout.splitlines()[0]
     assert "digits" in title and "4+3+3" in title and "lucir1993" in title and found["order_hash"] in title
     assert f"written to {tmp_path / 'run'}" in shown.stderr
@@ -152,8 +154,47 @@ def test_accuracies_are_fractions_in_json_and_percent_on_the_screen(tmp_path: Pa
 def test_a_narrow_terminal_breaks_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     result = run("finetune", *QUICK, "--epochs", 1, "-o", tmp_path / "run")
-    row = result.stdout.splitlines()[-1]
-    assert re.fullmatch(r"finetune +(-?[\d.]+ +){9}", row), result.stdout
+    (row,) = [line for line in result.stdout.splitlines() if line.startswith("finetune")]
+    assert re.fullmatch(r"finetune +(-?[\d.]+ +){6}0 bytes +(\d+ +){2}", row), result.stdout
+
+
+def a_run(method: str = "kril", forgetting: float | None = 0.1, total: int = 45_123, **more: Any) -> dict[str, Any]:
+    """What the table of `krnet learn` needs of a run.json."""
+    accuracy: dict[str, Any] = {"accuracy": [0.9, 0.8], "average": 0.85, "average_without_base": 0.8}
+    storage = {"total": total, "equivalent_exemplars": total / 3072}
+    return {
+        "method": method, "data": "digits", "tasks": [6, 4], "order": "natural", "order_hash": "0", "seed": 0,
+        "row": "cnn", **accuracy, "forgetting": forgetting, "storage_bytes": storage, "seconds": 3.0, **more,
+    }  # fmt: skip
+
+
+def test_the_table_has_a_unit_beside_each_size_and_says_that_bytes_are_counted_as_images(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output.show_runs([a_run(), a_run("joint", total=153_700_000), a_run("finetune", total=0)])
+    _, head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split()[-4:] == ["stored", "as", "images", "seconds"] and len(rows) == 3
+    for row, expected in zip(rows, ("45.1 kB 15", "154 MB 50,033", "0 bytes 0"), strict=True):
+        assert " ".join(row.split()).endswith(f"{expected} 3")
+
+
+@pytest.mark.parametrize(("forgetting", "explained"), [(-0.01, True), (0.0, False), (None, False)])
+def test_only_negative_forgetting_is_explained(
+    capsys: pytest.CaptureFixture[str], forgetting: float | None, explained: bool
+) -> None:
+    output.show_runs([a_run(forgetting=0.1), a_run(forgetting=forgetting)])
+    assert ("Forgetting below 0: " in capsys.readouterr().out) is explained
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [
+        (999, "999 bytes"), (1000, "1.00 kB"), (9_996, "10.0 kB"), (99_960, "100 kB"), (48_000, "48.0 kB"),
+        (6_100_000, "6.10 MB"), (13_045_760_000, "13.0 GB"),
+    ],
+)  # fmt: skip
+def test_a_short_size_has_three_digits(num_bytes: int, text: str) -> None:
+    assert output.short_size(num_bytes) == text
 
 
 def test_several_methods_give_a_list_and_a_folder_each_and_train_the_base_task_once(
@@ -264,8 +305,8 @@ def test_tensorboard_logs_hold_the_loss_and_the_accuracy(tmp_path: Path) -> None
     kept = loader.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     kept.Reload()
     tags = kept.Tags()["scalars"]
-    assert "loss/finetune, task 0 of 2: classifier" in tags and "loss/finetune, task 2 of 2: classifier" in tags
-    logged = [event.value for event in kept.Scalars("accuracy cnn/finetune")]
+    assert "loss/finetune, base task: classifier" in tags and "loss/finetune, task 2 of 2: classifier" in tags
+    logged = [event.value for event in kept.Scalars("accuracy/finetune")]
     assert logged == pytest.approx(found["accuracy"])
 
 

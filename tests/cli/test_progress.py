@@ -46,8 +46,30 @@ def test_a_pass_over_samples_is_shown_until_it_ends(
         tell = counting(display, "replay", 2000)
         tell(1000)
         tell(2000)
-    (line,) = capsys.readouterr().err.splitlines()
+    line, last = capsys.readouterr().err.splitlines()
     assert line.startswith("replay   50 %  1,000 samples")
+    assert last.startswith("replay  100 %  2,000 samples")
+
+
+def test_the_last_line_of_a_fit_says_100_percent_however_soon_it_comes(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.Display() as display:
+        for iteration in (10, 20, 30):
+            display(Progress("fit", iteration / 30, iteration, "iterations", 0.001 * iteration))
+    first, last = capsys.readouterr().err.splitlines()  # the others come within LINE_EVERY_S of the first
+    assert first.startswith("fit   33 %  10 iterations") and last.startswith("fit  100 %  30 iterations  1,000/s")
+
+
+def test_a_pass_that_is_over_at_once_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.Display() as display:
+        counting(display, "replay", 20)(20)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"), [(28_123.0, "28,100"), (999.6, "1,000"), (100.0, "100"), (16.71, "16.7"), (0.5, "0.5")]
+)
+def test_a_rate_has_three_digits_and_no_exponent(rate: float, text: str) -> None:
+    assert progress.rate_text(rate) == text
 
 
 class Bar:

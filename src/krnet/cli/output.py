@@ -52,7 +52,8 @@ def show_json(value: Any) -> None:
 def show_runs(runs: Sequence[Mapping[str, Any]]) -> None:
     """Print a line per method: accuracies after each task and their summary in percent, stored bytes, time.
 
-    A method with several classifiers, such as iCaRL (nme and cnn), has a line for each.
+    A method with several classifiers, such as iCaRL (nme and cnn), has a line for each. "as images" is the number of
+    uncompressed images that take as many bytes as are stored.
     """
     from rich.table import Table
 
@@ -65,21 +66,23 @@ def show_runs(runs: Sequence[Mapping[str, Any]]) -> None:
     table.add_column("method")
     for task in range(len(first["tasks"])):
         table.add_column(f"task {task}" if task else "base", justify="right")
-    for name in ("average", "without base", "forgetting", "stored MB", "images", "seconds"):
+    for name in ("average", "without base", "forgetting", "stored", "as images", "seconds"):
         table.add_column(name, justify="right")
     for run in runs:
         for row, scores in (run.get("rows") or {run["row"]: run}).items():
             name = run["method"] if len(run.get("rows") or {}) < 2 else f"{run['method']} ({row})"
-            total = run["storage_bytes"]["total"]
             table.add_row(
                 name,
                 *[percent(value) for value in scores["accuracy"]],
                 *[percent(scores[key]) for key in ("average", "average_without_base", "forgetting")],
-                f"{total / 1e6:,.3f}",
+                short_size(run["storage_bytes"]["total"]),
                 f"{run['storage_bytes']['equivalent_exemplars']:,.0f}",
                 f"{run['seconds']:,.0f}",
             )
     print_unwrapped(table)
+    lost = [scores["forgetting"] for run in runs for scores in (run.get("rows") or {run["row"]: run}).values()]
+    if any(value is not None and value < 0 for value in lost):
+        print("Forgetting below 0: on average, old classes are recognised better after the last task than ever before.")
 
 
 def print_unwrapped(table: Table) -> None:
@@ -88,6 +91,15 @@ def print_unwrapped(table: Table) -> None:
 
     width = Console(width=10_000).measure(table).maximum
     Console(width=width, highlight=False, markup=False).print(table)
+
+
+def short_size(num_bytes: int) -> str:
+    """Write a size to three digits, in its largest unit, for a column of a table: 12.0 MB, 45.1 kB or 512 bytes."""
+    for unit, unit_bytes in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if num_bytes >= unit_bytes:
+            size = num_bytes / unit_bytes
+            return f"{size:,.{2 if size < 9.995 else 1 if size < 99.95 else 0}f} {unit}"
+    return f"{num_bytes} bytes"
 
 
 def percent(share: float | None) -> str:

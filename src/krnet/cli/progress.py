@@ -40,6 +40,7 @@ class Display:
         self._bar: TerminalBar | NotebookBar | None = None
         self._last_line_s: float | None = None  # None: nothing has been shown yet
         self._last_accuracy = ("", "")  # of the latest task: method, text
+        self._unfinished = ""  # the work that was shown last, and not at its end
 
     def __enter__(self) -> Display:
         return self
@@ -57,8 +58,10 @@ class Display:
             self._show(progress.name, None, text, now=True)
         elif progress.share is None:
             self._show(progress.name, None, _values_text(progress), now=True)
-        elif progress.unit == "iterations" or progress.share < 1:
-            self._show(progress.name, progress.share, self._text(progress), now=False)
+        elif progress.share < 1 or progress.unit == "iterations" or self._unfinished == progress.name:
+            # The end of work that was shown before is shown at once: the last line then says 100 %.
+            at_end = progress.share >= 1 and self._unfinished == progress.name
+            self._show(progress.name, progress.share, self._text(progress), now=at_end)
 
     def phase(self, name: str) -> None:
         """Show that a piece of work of unknown length begins."""
@@ -68,11 +71,11 @@ class Display:
         """Remove the bar; in a notebook its last state stays."""
         if self._bar:
             self._bar.stop()
-        self._bar, self._last_line_s, self._last_accuracy = None, None, ("", "")
+        self._bar, self._last_line_s, self._last_accuracy, self._unfinished = None, None, ("", ""), ""
 
     def _text(self, progress: Progress) -> str:
         share, seconds = progress.share or 0.0, progress.seconds
-        rate = f"{progress.done / seconds:.3g}/s" if seconds else ""
+        rate = f"{rate_text(progress.done / seconds)}/s" if seconds else ""
         left = f"elapsed {clock(seconds)}  left {clock(progress.seconds_left)}"
         method, accuracy = self._last_accuracy
         last = accuracy if method == _method(progress) else ""
@@ -86,9 +89,12 @@ class Display:
         if self._last_line_s is None:
             self._last_line_s = -math.inf
             self._bar = _make_bar()
+        if not (self._bar or now or time.monotonic() - self._last_line_s >= LINE_EVERY_S):
+            return
+        self._unfinished = name if share is not None and share < 1 else ""
         if self._bar:
             self._bar.show(name, share, text)
-        elif now or time.monotonic() - self._last_line_s >= LINE_EVERY_S:
+        else:
             self._last_line_s = -math.inf if now else time.monotonic()
             print(f"{name}  {text}".rstrip(), file=sys.stderr, flush=True)
 
@@ -170,6 +176,11 @@ def _value_text(name: str, value: float) -> str:
     if name.startswith(ACCURACY):
         return f"{name} {100 * value:.2f} %"
     return f"{name} {value:.4f}" if name == "R2" else f"{name} {value:.4g}"
+
+
+def rate_text(rate: float) -> str:
+    """Write a rate to three digits, without an exponent: 0.5, 16.7, 28,100."""
+    return f"{float(f'{rate:.3g}'):,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def clock(seconds: float) -> str:

@@ -193,6 +193,11 @@ def subset(which: str | int | Sequence[str]) -> Callable[[Sequence[str]], list[s
     return choose
 
 
+def task_name(task: int) -> str:
+    """What messages call a task: the base task, task 1, task 2, ..."""
+    return f"task {task}" if task else "the base task"
+
+
 @dataclass(frozen=True)
 class TaskSplit:
     """The classes of each task, for `krnet.learn`; `krnet.protocol.split` makes one. A class is given by its label.

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from krnet.config import check_choice, check_int, check_range, check_shares, from_dict, unknown_setting
 from krnet.data.dataset import DataSet
-from krnet.data.protocol import TaskSplit
+from krnet.data.protocol import TaskSplit, task_name
 from krnet.errors import RecordingError, SettingError
 from krnet.io import archive
 from krnet.nn import backbones, heads
@@ -306,9 +306,9 @@ class Learner(ABC):
                 copy.deepcopy(self.model.backbone).train()(torch.zeros(1, *shape, device=self.device))
         except ValueError as error:
             raise SettingError(
-                f"task {max(self.task, 0)} trains on one image at a time, and images of {shape[1]}x{shape[2]} pixels "
-                f"end as one pixel, of which BatchNorm needs two; expected batch_size of at least 2, and as many "
-                f"training images in the task"
+                f"{task_name(max(self.task, 0))} trains on one image at a time, and images of {shape[1]}x{shape[2]} "
+                f"pixels end as one pixel, of which BatchNorm needs two; expected batch_size of at least 2, and as "
+                f"many training images in the task"
             ) from error
 
     @property
