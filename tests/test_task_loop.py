@@ -52,7 +52,7 @@ class Stop:
     """Ctrl-C during the piece of work of a task and name."""
 
     def __init__(self, task: int, name: str):
-        self.name = f"kril, task {task} of 1: {name}"
+        self.name = f"kril, {'task 1 of 1' if task else 'base task'}: {name}"
 
     def __call__(self, progress: Progress) -> None:
         if progress.name == self.name and progress.unit == "iterations":
@@ -237,7 +237,7 @@ def test_a_base_task_that_another_process_finishes_first_changes_nothing(digits:
             super().__call__(progress)
 
     with pytest.raises(KeyboardInterrupt):
-        learn("kril", digits, tmp_path / "run", shared=shared, watch=Meanwhile(0, "recorder of the base task"))
+        learn("kril", digits, tmp_path / "run", shared=shared, watch=Meanwhile(0, "recorder"))
     resumed = learn("kril", digits, tmp_path / "run", shared=shared, resume=True)
     assert_same_run(resumed, straight)
 
@@ -264,8 +264,8 @@ def test_a_base_task_taken_over_counts_what_it_took(digits: data.DataSet, tmp_pa
     ("task", "name", "file"),
     [
         (0, "classifier", "task-0-0.partial"),
-        (0, "recorder of the base task", "task-0-0.done"),
-        (0, "recorder of the base task", "base.krn.ckpt"),
+        (0, "recorder", "task-0-0.done"),
+        (0, "recorder", "base.krn.ckpt"),
         (1, "F2", "task-1-0.partial"),
         (1, "recorder", "later-1.krn.ckpt"),
     ],
@@ -288,6 +288,18 @@ def test_a_recording_that_was_finished_just_before_a_kill_counts_what_it_took(
         path.unlink()
     rewrite(tmp_path / "base.krn", lambda kept: kept["times"].update(fit_seconds=LONG))
     assert learn("kril", digits, tmp_path, resume=True)["task_seconds"][0] > LONG
+
+
+@pytest.mark.parametrize(("method", "other"), [("icarl", "cnn"), ("finetune", None)])
+def test_the_watcher_gets_the_accuracy_of_the_run_under_its_plain_name(
+    digits: data.DataSet, tmp_path: Path, method: str, other: str | None
+) -> None:
+    told: list[Progress] = []
+    run = learn(method, digits, tmp_path, watch=told.append)
+    base_task, later = [progress for progress in told if progress.unit == "tasks"]
+    assert (base_task.name, later.name) == (f"{method}, base task done", f"{method}, task 1 of 1 done")
+    assert list(later.values) == ["accuracy", *([f"accuracy {other}"] if other else [])]
+    assert [base_task.values["accuracy"], later.values["accuracy"]] == run["accuracy"]
 
 
 def test_the_watcher_takes_no_seconds_of_a_task(
@@ -410,7 +422,7 @@ def test_a_damaged_base_task_is_to_be_removed_and_is_then_trained_again(digits: 
     (path,) = (tmp_path / "shared").iterdir()
     for spoil in (damage, lambda path: path.write_bytes(b"no archive at all")):
         spoil(path)
-        with pytest.raises(RecordingError, match="Remove this file: classifier of task 0 is then trained") as caught:
+        with pytest.raises(RecordingError, match="Remove this file: classifier of the base task is then") as caught:
             learn("finetune", digits, tmp_path / "b", shared=tmp_path / "shared", resume=True)
         assert str(path) in str(caught.value) and "record again" not in str(caught.value)
     path.unlink()

@@ -75,13 +75,14 @@ def writers(monkeypatch):
 def test_logs_hold_losses_by_work_and_accuracies_by_task(writers, tmp_path):
     board = TensorBoardLog(tmp_path / "tensorboard")
     for task in range(2):
-        board(Progress(f"kril, task {task} of 2: F2"))
-        board(looked(f"kril, task {task} of 2: F2", 0.5, 10, 0.25))
+        work = f"kril, {'task 1 of 2' if task else 'base task'}: F2"
+        board(Progress(work))
+        board(looked(work, 0.5, 10, 0.25))
         board(after_task("kril", task, accuracy=0.75))
     (writer,) = writers
     assert writer.folder == str(tmp_path / "tensorboard") and writer.flushed == 2
     assert writer.scalars == [
-        ("loss/kril, task 0 of 2: F2", 0.25, 10), ("accuracy/kril", 0.75, 0),
+        ("loss/kril, base task: F2", 0.25, 10), ("accuracy/kril", 0.75, 0),
         ("loss/kril, task 1 of 2: F2", 0.25, 10), ("accuracy/kril", 0.75, 1),
     ]  # fmt: skip
 
@@ -94,14 +95,14 @@ def test_no_log_is_begun_before_there_is_work(writers, tmp_path):
 def test_without_tensorboard_there_are_no_logs_and_no_error(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     board = TensorBoardLog(tmp_path / "tensorboard")
-    board(looked("kril, task 0 of 2: F2", 0.5, 10, 0.25))
+    board(looked("kril, base task: F2", 0.5, 10, 0.25))
     board(after_task("kril", 0, accuracy=0.75))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_several_watchers_are_told_the_same(writers, display, tmp_path, capsys):
     both = several(display, TensorBoardLog(tmp_path))
-    both(Progress("kril, task 0 of 2: F2"))
-    both(looked("kril, task 0 of 2: F2", 0.5, 10, 0.25))
+    both(Progress("kril, base task: F2"))
+    both(looked("kril, base task: F2", 0.5, 10, 0.25))
     both(after_task("kril", 0, accuracy=0.75))
     assert len(capsys.readouterr().err.splitlines()) == 3 and len(writers[0].scalars) == 2

@@ -104,13 +104,13 @@ class Recordings:
             shape, num_learned = tuple(features.shape[1:]), self.counts[task] if self.grows else len(labels)
             options |= self._training_options(shape, num_learned)
         options |= self._recorder_inputs(task, options.get("preset"))
-        name = "recorder of the base task" if task == 0 else "recorder"
 
         def too_large(needed: int) -> BudgetError:
             text = self._over_budget(needed, len(labels), options["budget"])
             return BudgetError(f"{text}. A run keeps its budget: start again in another folder (--out)")
 
-        return RecorderFit(name, self.files(task)[-1], features, labels, self.context.device, too_large, **options)
+        path = self.files(task)[-1]
+        return RecorderFit("recorder", path, features, labels, self.context.device, too_large, **options)
 
     def _training_options(self, shape: tuple[int, ...], num_samples: int) -> dict[str, Any]:
         """Options of a recorder that trains a network: its size and its schedule."""
