@@ -127,12 +127,12 @@ def record(
         if fit.stop_at_r2 is not None and fit.stop_at_r2 < target_r2:
             raise InputError(
                 f"target_r2 is {target_r2} and stop_at_r2 is {fit.stop_at_r2}: every fit would end below the target. "
-                f"Raise stop_at_r2, or leave it out"
+                f"Raise --stop-at-r2 (in Python, stop_at_r2), or leave it out"
             )
         if budget_bytes is not None:
             raise InputError(
-                "budget and target_r2 are given; record takes one of them: the best file of a size, or the smallest "
-                "that is good enough. Leave one out"
+                "--budget and --target-r2 (in Python, budget and target_r2) are both given; record takes one of them: "
+                "the best file of a size, or the smallest that is good enough. Leave one out"
             )
     if room is not None:
         check_int("room", room, 1)
@@ -146,7 +146,7 @@ def record(
     if room is not None and room < len(source):
         raise InputError(
             f"room is {room}, fewer than the {len(source)} samples there are; expected as many as the file is to hold "
-            f"when it has grown. Raise room, or leave it out"
+            f"when it has grown. Raise it, or leave it out"
         )
     target_bytes = budget_bytes
     if target_bytes is None and earlier is None and target_r2 is None:  # what grows keeps its step, and needs none
@@ -202,7 +202,7 @@ def _check_growing(recorder: Recorder, room: int | None, budget: int | None) -> 
         raise InputError(
             f"room is {room}, which says what a budget is for where a recording is to grow; "
             + (f"recorder {recorder.name} does not" if not recorder.grows else "there is no budget")
-            + ". Leave room out"
+            + ". Leave it out"
         )
 
 

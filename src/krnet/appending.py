@@ -149,8 +149,8 @@ def _check(recorder: Recorder, start: Earlier, metadata: Mapping[str, Any], adde
         )
     for name, advice in {
         "device": "open the recording on another device, as with recording.to('cuda')",
-        "target_r2": "give a budget, or grow with krnet.record(start=...), which takes all features",
-        "stop_at_r2": "give iterations or time_budget",
+        "target_r2": "give a budget, or record with --start (in Python, start=), which takes all features",
+        "stop_at_r2": "give --iterations or --time-budget (in Python, iterations or time_budget)",
     }.items():
         if name in names:
             raise SettingError(f"{name} is given, which append does not take; {advice}")

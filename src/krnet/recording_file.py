@@ -29,6 +29,7 @@ from krnet.io.ledger import package_version
 from krnet.io.temporary import TemporaryFolder
 from krnet.recorders.base import PROBE_SAMPLES, PROBE_VALUES, Content, Earlier, Job, Recorder
 
+REPLACE = "leave out --resume (in Python, resume=True) to replace it"
 NO_LABELS = torch.zeros(0)
 MAX_MSE = 2.0**62  # a header holds no larger number (recording.py)
 
@@ -87,12 +88,12 @@ def check_finished(
         if found[name] != value:
             raise ResumeError(
                 f"{path}: a finished recording, {name} {found[name]}; this one is to have {name} {value}. "
-                f"Choose another output, or record without resume to replace it"
+                f"Choose another output, or {REPLACE}"
             )
     if max_bytes is not None and info["bytes"] > max_bytes:
         raise ResumeError(
             f"{path}: a finished recording of {info['bytes']} bytes; the budget is {max_bytes}. Choose another "
-            f"output, or record without resume to replace it"
+            f"output, or {REPLACE}"
         )
 
 

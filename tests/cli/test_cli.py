@@ -276,7 +276,30 @@ def test_help_opens_with_what_is_written_and_has_an_example(command: str) -> Non
 def test_help_describes_the_options_of_a_fit_in_the_words_of_its_config() -> None:
     shown = " ".join(run("record", "--help").stdout.split())
     for name in ("iterations", "stop_at_r2", "time_budget", "schedule", "seed", "device"):
-        assert describe(FitConfig)[name] in shown, name
+        text, by_default, _ = describe(FitConfig)[name].partition(" By default ")
+        assert text in shown, name
+        assert bool(by_default) == (name in ("iterations", "device"))
+
+
+COMMANDS = ["plan", "extract", "record", "append", "info", "verify", "replay", "learn", "demo", "bench speed"]
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "bench rate"])
+def test_help_says_a_default_once_and_no_name_of_python(command: str) -> None:
+    shown = run(*command.split(), "--help").stdout
+    assert "y default" not in shown
+    assert not re.search(r"\b(time_budget|target_r2|stop_at_r2|base_classes|--ledger|--recipe)\b", shown)
+
+
+@pytest.mark.parametrize("command", ["record", "extract", "append", "replay"])
+def test_help_says_what_becomes_of_an_existing_file(command: str) -> None:
+    assert "existing one is replaced" in " ".join(run(command, "--help").stdout.split())
+
+
+def test_presets_are_described_in_the_same_words_everywhere() -> None:
+    for command in ("plan", "record", "learn", "bench speed"):
+        shown = " ".join(run(*command.split(), "--help").stdout.split())
+        assert "Named group of settings to start from: " in shown, command
 
 
 def names_in(text: str, before: str, after: str) -> set[str]:
@@ -387,6 +410,24 @@ def test_misuse_is_exit_2_and_writes_nothing(inputs: Path, case: str) -> None:
     assert result.stdout == ""
     assert "Error: " in result.stderr and "Value error" not in result.stderr
     assert sorted(inputs.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("record features.npy -o OUT --time-budget 0", "--time-budget is 0.0; expected at least 0.001"),
+        ("record features.npy -o OUT --room 3", "--room is 3, fewer than the 40 samples"),
+        ("record features.npy -o OUT --set batch_size=0", "batch_size is 0; expected"),  # has no option
+        ("replay a.krn -o OUT --precision rough", "--precision is 'rough'"),
+        ("record features.npy -o a.krn --resume", "leave out --resume (in Python, resume=True)"),
+        ("record features.npy --key x -o OUT", "Leave out --key (in Python, key=)"),
+    ],
+)
+def test_errors_name_the_options_of_the_command(inputs: Path, command: str, message: str) -> None:
+    result = run(*command.split())
+    assert result.exit_code == 1 and message in result.stderr, result.stderr
+    start = message.split(" is ")[0]
+    assert " is " not in message or result.stderr.splitlines()[-1].startswith(f"error: {start} is ")
 
 
 def test_unknown_setting_is_answered_with_the_nearest_name(inputs: Path) -> None:

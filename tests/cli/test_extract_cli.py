@@ -87,6 +87,31 @@ def test_images_of_a_data_set_come_with_its_labels_mean_and_std(folder: Path, fe
     torch.testing.assert_close(stored["features"], expected)
 
 
+@pytest.mark.parametrize(
+    ("images", "options", "said"),
+    [
+        ("images.npy", "--mean 0.5 --std 0.25", "normalised: divided by 255, then minus mean 0.5, then divided by std"),
+        ("images.npy", "", "not normalised, only divided by 255 (--mean and --std would normalise them)"),
+        ("floats.npy", "", "not normalised (--mean and --std would normalise them)"),
+        ("floats.npy", "--mean 0.5", "normalised: minus mean 0.5"),
+        ("--data digits", "", "normalised: divided by 255, then minus mean 0."),
+    ],
+)
+def test_the_output_says_whether_images_were_normalised(
+    folder: Path, few_digits: None, images: str, options: str, said: str
+) -> None:
+    class Grey(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[:, :1]
+
+    torch.jit.script(Grey()).save("grey.pt")
+    np.save("floats.npy", np.load("images.npy").astype(np.float32))
+    found = run("extract", *images.split(), *options.split(), "--trunk", "grey.pt", "-o", "a.safetensors")
+    assert found.exit_code == 0, found.output
+    (line,) = [line for line in found.stdout.splitlines() if line.strip().startswith("images")]
+    assert said in line
+
+
 def test_ctrl_c_says_how_to_go_on_and_resume_does(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = module.Network.rows
 

@@ -486,7 +486,7 @@ def test_a_damaged_unfinished_file_is_refused(damage, tmp_path):
         os.truncate(partial_path(out), 5000)
     else:
         record.write_text(json.dumps({**json.loads(record.read_text()), "version": 2}))
-    with pytest.raises(ResumeError, match="eave resume out"):
+    with pytest.raises(ResumeError, match="leave out --resume"):
         krnet.extract(make_trunk(), IMAGES, out=out, batch_size=BATCH, resume=True)
 
 

@@ -302,9 +302,9 @@ def test_a_target_of_raw_is_reached_by_float16_or_float32(maps):
 
 
 def test_a_budget_and_a_target_at_once_and_a_senseless_target_are_refused(maps):
-    with pytest.raises(InputError, match="budget and target_r2 are given; record takes one"):
+    with pytest.raises(InputError, match="budget and target_r2\\) are both given; record takes one"):
         krnet.record(*maps, recorder="pca", budget="1MB", target_r2=0.5)
-    with pytest.raises(InputError, match="budget and target_r2 are given; record takes one"):
+    with pytest.raises(InputError, match="budget and target_r2\\) are both given; record takes one"):
         krnet.record(*maps, budget="1MB", target_r2=0.5)
     for recorder in ("pca", "krnet"):
         with pytest.raises(SettingError, match=r"target_r2 is 1\.5"):

@@ -151,7 +151,7 @@ def test_a_growth_that_was_stopped_goes_on(features, grown, tmp_path):
     [
         ({"recorder": "paper"}, InputError, "by krnet; .* by paper to start from"),
         ({"step": 0.5}, InputError, "has step"),
-        ({"target_r2": 0.9, "budget": BUDGET}, InputError, "budget and target_r2 are given"),
+        ({"target_r2": 0.9, "budget": BUDGET}, InputError, "budget and target_r2\\) are both given"),
         ({"preset": "cifar100"}, InputError, "by krnet; .* by paper to start from"),
         ({"recorder": "krnet", "preset": "cifar100"}, InputError, "preset is given, and recorder krnet has no use"),
         ({"recorder": "pca", "iterations": None}, InputError, "by pca"),

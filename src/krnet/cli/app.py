@@ -35,8 +35,17 @@ class Commands(TyperGroup):
         except BrokenPipeError:  # the reader of stdout has closed it, as `head` does: no error message
             raise
         except (KrnetError, OSError) as error:
-            say(f"error: {error}")
+            command = self.get_command(ctx, ctx.invoked_subcommand or "")
+            say(f"error: {_with_option_name(str(error), command)}")
             raise typer.Exit(1) from error
+
+
+def _with_option_name(message: str, command: Any) -> str:
+    """Name the option where a message begins with the setting that it gives: "time_budget is 0", of --time-budget."""
+    name, verb, rest = message.partition(" is ")
+    options = {param.name: max(param.opts, key=len) for param in getattr(command, "params", ())}
+    found = options.get(name, "")
+    return f"{found}{verb}{rest}" if found.startswith("--") else message
 
 
 app = typer.Typer(

@@ -24,7 +24,11 @@ def append(
     out: Annotated[
         Path,
         typer.Option(
-            "--out", "-o", metavar="OUT.krn", help="File to write; FILE.krn itself to replace it.", show_default=False
+            "--out",
+            "-o",
+            metavar="OUT.krn",
+            help="File to write, which may be FILE.krn; an existing one is replaced.",
+            show_default=False,
         ),
     ],
     labels: Annotated[

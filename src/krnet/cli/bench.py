@@ -11,11 +11,23 @@ from typing import Annotated, Any
 import typer
 
 from krnet.cli import output
-from krnet.cli.options import Device, FeaturesFile, Images, Json, Key, Quiet, Trunk, fit_option, option, set_option
+from krnet.cli.options import (
+    NO_TIME_LIMIT,
+    Device,
+    FeaturesFile,
+    Images,
+    Json,
+    Key,
+    Quiet,
+    Trunk,
+    fit_option,
+    option,
+    set_option,
+)
 from krnet.cli.output import say
 from krnet.config import parse_duration, parse_sizes, parse_targets
 from krnet.nn.paper_config import PRESETS
-from krnet.train.config import FitConfig
+from krnet.train.config import SCHEDULES, FitConfig
 
 bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure speed, or file size against quality.")
 
@@ -31,7 +43,10 @@ def speed(
     ] = None,
     preset: Annotated[
         str | None,
-        typer.Option(help=f"Network of the paper: {', '.join(PRESETS)}; or none, for sizes solved from the data."),
+        typer.Option(
+            help=f"Named group of settings to start from: {', '.join(PRESETS)} (network sizes of the paper); or none, "
+            f"for sizes solved from the data."
+        ),
     ] = "cifar100",
     targets: Annotated[
         Any,
@@ -100,7 +115,9 @@ def rate(
     images: Images = None,
     trunk: Trunk = None,
     key: Key = None,
-    iterations: Annotated[int | None, fit_option("iterations", "the schedule's")] = None,
+    iterations: Annotated[
+        int | None, fit_option("iterations", f"{SCHEDULES[FitConfig.schedule]}, {NO_TIME_LIMIT}")
+    ] = None,
     time_budget: Annotated[
         Any, fit_option("time_budget", "none", parser=option(parse_duration), metavar="SECONDS|10m|1h30m")
     ] = None,

@@ -38,7 +38,14 @@ def extract(
         ),
     ],
     out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="OUT.safetensors", help="File to write.", show_default=False)
+        Path,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="OUT.safetensors",
+            help="File to write; an existing one is replaced when the new one is complete.",
+            show_default=False,
+        ),
     ],
     images: Annotated[
         Path | None,
@@ -76,7 +83,7 @@ def extract(
     mean: Annotated[
         Any,
         channels_option(
-            "Subtracted from the images before the trunk, per channel; uint8 images are divided by 255 first."
+            "Subtracted from the images before the trunk, per channel, once uint8 images are divided by 255."
         ),
     ] = None,
     std: Annotated[Any, channels_option("What the images are divided by before the trunk, per channel.")] = None,
@@ -86,12 +93,19 @@ def extract(
     ] = "float32",
     device: Device = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where a stopped command left off: OUT.safetensors.partial.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on where a stopped command left off: OUT.safetensors.partial; without it, start anew.",
+        ),
     ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Writes OUT.safetensors, the features of all images in their order, with labels; prints its size on stdout.
+
+    The images of --data are normalised by the mean and std of the data set. IMAGES are not normalised, unless --mean
+    and --std are given; only uint8 images are divided by 255. The output says which.
 
     The file holds the arrays features (N, ...) and, if there are labels, labels (N,); `krnet record` reads both. Memory
     stays bounded however many images there are. Until the file is complete, it is called OUT.safetensors.partial.
@@ -112,6 +126,7 @@ def extract(
     from krnet.data.dataset import Split
     from krnet.device import pick_device
     from krnet.features.extract import extract as run
+    from krnet.features.feature_file import partial_path, read_work
     from krnet.features.source import has_labels, open_features
     from krnet.nn.loaded import read_trunk
 
@@ -130,18 +145,21 @@ def extract(
                 std=std, device=torch_device, resume=resume, key=key, watch=display,
             )  # fmt: skip
     except KeyboardInterrupt:
-        if out.with_name(f"{out.name}.partial").exists():
-            say(f"stopped; what is done is kept in {out}.partial. To go on, give the same command with --resume")
+        if partial_path(out).exists():
+            say(f"stopped; what is done is kept in {partial_path(out)}. To go on, give the same command with --resume")
         else:
             say("stopped before there was anything to keep")
         raise typer.Exit(130) from None
-    written = open_features(out, key="features")
+    written, work = open_features(out, key="features"), read_work(out)
     result = {
         "path": str(out),
         "num_samples": len(written),
         "shape": list(written.shape),
         "dtype": dtype,
         "has_labels": has_labels(out),
+        "image_dtype": work["image_dtype"],
+        "mean": work["mean"],
+        "std": work["std"],
         "bytes": out.stat().st_size,
         "device": str(torch_device),
     }

@@ -133,7 +133,7 @@ def learn(
     ] = False,
     preset: Annotated[
         str | None,
-        typer.Option(help="Start from a named group of settings: paper (kril), own (gfr).", show_default="none"),
+        typer.Option(help="Named group of settings to start from: paper (kril), own (gfr).", show_default="none"),
     ] = None,
     shared: Annotated[
         Path | None,
@@ -146,10 +146,12 @@ def learn(
     to_ledger: Annotated[
         bool,
         typer.Option(
-            "--ledger", help="Append a row per method to the results ledger: $KRNET_LEDGER, or results/ledger.jsonl."
+            "--ledger",
+            help="Append a row per method to the results ledger: $KRNET_LEDGER, or results/ledger.jsonl.",
+            hidden=True,
         ),
     ] = False,
-    recipe: Annotated[str, typer.Option(help="Name of the experiment in the rows of --ledger.")] = "learn",
+    recipe: Annotated[str, typer.Option(help="Name of the experiment in the rows of --ledger.", hidden=True)] = "learn",
     data_dir: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Folder of the data sets.", show_default="$KRNET_DATA, or the user's cache"),

@@ -1,6 +1,6 @@
-"""Options that several commands share, --set, and the text of --list-settings.
+"""Options that several commands share, and --set.
 
-config dataclass -> describe -> help of an option (fit_option), lines of --list-settings (explain_settings)
+config dataclass -> describe -> help of an option (fit_option)
 text of an option -> option(parser) -> value; a ValueError of the parser becomes exit code 2
 
 The parsers are in krnet.config. Nothing here imports torch.
@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from krnet.config import describe, explain_settings, parse_setting, parse_size
+from krnet.config import describe, parse_setting, parse_size
 from krnet.errors import SettingError
 from krnet.nn.paper_config import PRESETS
 from krnet.train.config import FitConfig
@@ -50,15 +50,9 @@ def merge(given: list[tuple[str, Any]], **options: Any) -> dict[str, Any]:
 
 
 def fit_option(name: str, default: str, **options: Any) -> Any:
-    """Make the option of a setting of FitConfig; its help is the text under the field."""
-    return typer.Option(f"--{name.replace('_', '-')}", help=describe(FitConfig)[name], show_default=default, **options)
-
-
-def show_recorder_settings(recorder: Any) -> None:
-    """Print the settings that `krnet record --recorder NAME --set` takes."""
-    print(f"{recorder.name}\n{explain_settings(recorder.config_class, without=recorder.derived)}")
-    if recorder.trains:
-        print(f"\nits fit\n{explain_settings(FitConfig)}")
+    """Make the option of a setting of FitConfig; its help is the text under the field, without its default."""
+    text = describe(FitConfig)[name].partition(" By default ")[0]
+    return typer.Option(f"--{name.replace('_', '-')}", help=text, show_default=default, **options)
 
 
 def set_option(help: str) -> Any:
@@ -74,10 +68,12 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress on
 Preset = Annotated[
     str | None,
     typer.Option(
-        help=f"Network sizes of the paper: {', '.join(PRESETS)}; selects recorder paper.",
-        show_default="none; recorder paper solves its sizes from the data",
+        help=f"Named group of settings to start from: {', '.join(PRESETS)} (recorder paper, with network sizes of the "
+        f"paper).",
+        show_default="none",
     ),
 ]
+NO_TIME_LIMIT = "no limit with --time-budget"  # the default of --iterations where a time is given
 RecorderName = Annotated[
     str | None,
     typer.Option(

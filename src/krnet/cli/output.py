@@ -192,10 +192,22 @@ def probe_text(error: float | None) -> str:
 def extract_rows(written: Mapping[str, Any]) -> Rows:
     samples = f"{written['num_samples']:,} samples of {shape_text(written['shape'])}, {written['dtype']}"
     return [
+        ("images", normalisation_text(written)),
         ("features", f"{written['path']}: {samples}"),
         ("labels", "in the same file" if written["has_labels"] else "none"),
         ("file", megabytes(written["bytes"])),
     ]
+
+
+def normalisation_text(written: Mapping[str, Any]) -> str:
+    """Say what was done to the images before the trunk."""
+    steps = ["divided by 255"] if written["image_dtype"] == "uint8" else []
+    for name, verb in (("mean", "minus mean"), ("std", "divided by std")):
+        if written[name] is not None:
+            steps.append(f"{verb} {', '.join(f'{value:.4g}' for value in written[name])}")
+    if written["mean"] is None and written["std"] is None:
+        return f"not normalised{', only ' + steps[0] if steps else ''} (--mean and --std would normalise them)"
+    return f"normalised: {', then '.join(steps)}"
 
 
 def replay_rows(written: Mapping[str, Any]) -> Rows:

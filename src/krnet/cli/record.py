@@ -15,6 +15,7 @@ import typer
 
 from krnet.cli import output
 from krnet.cli.options import (
+    NO_TIME_LIMIT,
     Budget,
     Device,
     Images,
@@ -30,7 +31,6 @@ from krnet.cli.options import (
     fit_option,
     merge,
     option,
-    show_recorder_settings,
 )
 from krnet.cli.output import say
 from krnet.config import parse_counts, parse_duration, parse_ids, parse_shape, unknown_setting
@@ -95,7 +95,14 @@ def record(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="OUT.krn", help="File to write; required.", show_default=False)
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="OUT.krn",
+            help="File to write; required. An existing one is replaced when the new one is complete.",
+            show_default=False,
+        ),
     ] = None,
     labels: Annotated[
         Path | None,
@@ -107,7 +114,10 @@ def record(
     preset: Preset = None,
     iterations: Annotated[
         int | None,
-        fit_option("iterations", ", ".join(f"{n} with {name}" for name, n in SCHEDULES.items())),
+        fit_option(
+            "iterations",
+            ", ".join(f"{number} with --schedule {name}" for name, number in SCHEDULES.items()) + f", {NO_TIME_LIMIT}",
+        ),
     ] = None,
     budget: Budget = None,
     room: Annotated[
@@ -137,8 +147,8 @@ def record(
         bool,
         typer.Option(
             "--resume",
-            help="Continue a stopped run from its checkpoint OUT.krn.ckpt; a search for --target-r2 has no "
-            "checkpoint and starts again.",
+            help="Continue a stopped run from its checkpoint OUT.krn.ckpt, and leave a finished OUT.krn as it is. A "
+            "search for --target-r2 has no checkpoint and starts again.",
         ),
     ] = False,
     start: Annotated[
@@ -170,14 +180,13 @@ def record(
       krnet record features.npy -o small.krn --recorder pca --budget 6.5MB
       krnet record features.npy -o jpeg.krn --recorder images --images images.npy --trunk trunk.pt2 --set mean=0.5
     """
-    from krnet import api
+    from krnet import api, catalog
     from krnet.cli.progress import Display
     from krnet.recorders.base import default_recorder, get_recorder
 
     if list_all:
-        show_recorder_settings(
-            get_recorder(recorder or default_recorder(preset, None if start is None else api.open(start)))
-        )
+        name = recorder or default_recorder(preset, None if start is None else api.open(start))
+        print(catalog.settings(get_recorder(name).name))
         return
     if features is None or out is None:
         raise typer.BadParameter("FEATURES and --out are needed", param_hint="'FEATURES'")
@@ -297,7 +306,14 @@ def verify(
 def replay(
     path: RecordingFile,
     out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="X.npy", help="File for the features.", show_default=False)
+        Path,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="X.npy",
+            help="File for the features; an existing one is replaced.",
+            show_default=False,
+        ),
     ],
     ids: Annotated[
         Any,

@@ -312,6 +312,7 @@ def _equal_sizes(num_classes: int, base_classes: int | None, tasks: int | None) 
     if not min(rest, 1) <= tasks <= rest:
         raise SettingError(
             f"tasks is {tasks}; the base task leaves {rest} of {num_classes} classes, enough for "
-            f"{f'1 to {rest} tasks' if rest else 'none'}. Change tasks or base_classes"
+            f"{f'1 to {rest} tasks' if rest else 'none'}. Change --tasks or --base-classes "
+            f"(in Python, tasks or base_classes)"
         )
     return [base] + [rest // tasks + (i < rest % tasks) for i in range(tasks)]

@@ -24,6 +24,7 @@ from krnet.device import exact_math
 from krnet.errors import DataError, InputError, ResumeError
 from krnet.features.feature_file import (
     DTYPES,
+    START_ANEW,
     UnfinishedFile,
     check_destination,
     check_same_work,
@@ -165,7 +166,7 @@ class Store:
     def _shorter(self, found: int) -> ResumeError:
         return ResumeError(
             f"{self.path}: an earlier call wrote {self.num_earlier} samples; now there are {found} images. Give the "
-            f"images of the first call, or leave resume out to start anew"
+            f"images of the first call, or {START_ANEW}"
         )
 
     def skip(self, labels: Tensor | None) -> None:
@@ -213,8 +214,8 @@ def _check_same_rows(path: Path, before: Tensor, now: Tensor) -> None:
     if not difference <= limit:
         raise ResumeError(
             f"{path}: a batch of it, computed again, differs by {difference:.3g}; expected at most {limit:.3g}. Give "
-            f"the images of the first call, in their order and without random crops or flips, or leave resume out to "
-            f"start anew"
+            f"the images of the first call, in their order and without random crops or flips, or "
+            f"{START_ANEW}"
         )
 
 
@@ -239,9 +240,7 @@ def _check_finished(path: Path, source: ArrayBatches | LoaderBatches, network: N
     if all_labels is not None:
         stored_labels = open_features(path, key="labels").read(torch.arange(len(stored)))
         if not torch.equal(stored_labels[: len(all_labels)], all_labels):
-            raise ResumeError(
-                f"{path}: finished already, with other labels. Give the same labels, or leave resume out to start anew"
-            )
+            raise ResumeError(f"{path}: finished already, with other labels. Give the same labels, or {START_ANEW}")
 
 
 def _run_through(
@@ -264,7 +263,7 @@ def _run_through(
 def _other_number(path: Path, num_stored: int, found: str) -> ResumeError:
     return ResumeError(
         f"{path}: finished already, with {num_stored} samples; there are {found} images. Give the same images, or "
-        f"leave resume out to start anew"
+        f"{START_ANEW}"
     )
 
 

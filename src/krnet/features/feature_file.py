@@ -29,6 +29,7 @@ from krnet.io.lock import lock_file
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # names of safetensors
 HEADER_STEP = 4096  # bytes; the room before the rows is a multiple of it
 ENTRY_BYTES = 512  # at least what the header needs for two arrays, beside the work and the shape
+START_ANEW = "leave out --resume (in Python, resume=True) to start anew"
 SAVE_EVERY_S = 5.0  # a kill loses at most the rows of this time
 VERSION = 1
 METADATA_KEY = "krnet.extract"  # under this name the finished file says which work made it
@@ -53,7 +54,7 @@ def check_same_work(path: Path, before: Mapping[str, Any], now: Mapping[str, Any
         if before.get(name) != now.get(name):
             raise ResumeError(
                 f"{path}: was made with {name} {before.get(name)}; this call has {now.get(name)}. Give the same again, "
-                f"or leave resume out to start anew"
+                f"or {START_ANEW}"
             )
 
 
@@ -66,7 +67,7 @@ def read_work(path: Path) -> dict[str, Any]:
     except (OSError, OverflowError, ValueError, KeyError, TypeError) as error:
         raise ResumeError(
             f"{path}: exists and is no file of krnet.extract ({type(error).__name__}: {error}); choose another name, "
-            f"or leave resume out to replace it"
+            f"or leave out --resume (in Python, resume=True) to replace it"
         ) from error
     assert isinstance(work, dict), f"{path}: the work is a {type(work).__name__}"
     return work
@@ -155,7 +156,7 @@ class UnfinishedFile:
             if isinstance(error, InputError):
                 raise
             raise ResumeError(
-                f"{record}: cannot be read ({error}); leave resume out to start anew, which replaces {partial}"
+                f"{record}: cannot be read ({error}); {START_ANEW}, which replaces {partial}"
             ) from error
         file.num_rows = file.num_saved = num_rows
         file.last_batch, file._saved_labels, file.earlier_s = last_batch, labels, earlier_s
@@ -164,7 +165,7 @@ class UnfinishedFile:
             os.close(file.fd)
             raise ResumeError(
                 f"{partial}: has {found_bytes} bytes; expected at least {end} for the {num_rows} samples that it "
-                f"should hold. Leave resume out to start anew"
+                f"should hold: {START_ANEW}"
             )
         os.ftruncate(file.fd, end)
         return file
@@ -205,7 +206,7 @@ class UnfinishedFile:
         if self.num_labels == self.num_saved and self._hash.hexdigest() != self._saved_labels:
             raise ResumeError(
                 f"{self.partial}: the labels of its {self.num_saved} samples were others. Give the labels and the "
-                f"order of the first call, or leave resume out to start anew"
+                f"order of the first call, or {START_ANEW}"
             )
 
     def _add_labels(self, labels: Tensor | None) -> None:

@@ -396,14 +396,16 @@ def _pick_array(names: Iterable[str], key: str | None, where: object) -> str:
     if chosen not in names:
         raise FeatureError(
             f"{where}: no array called {chosen!r}; it holds {', '.join(map(repr, names)) or 'none at all'}. "
-            f"Name one of them with key=."
+            f"Name one of them with --key (in Python, key=)."
         )
     return chosen
 
 
 def _refuse_key(key: str | None, where: object) -> None:
     if key is not None:
-        raise FeatureError(f"{where}: key={key!r} was given for a single array; expected none. Leave it out.")
+        raise FeatureError(
+            f"{where}: the key {key!r} was given for a single array; expected none. Leave out --key (in Python, key=)."
+        )
 
 
 def check_labels(labels: Any, num_samples: int) -> torch.Tensor | None:
@@ -449,6 +451,6 @@ def stored_labels(features: Any, key: str | None, num_samples: int) -> torch.Ten
         return check_labels(found.read(torch.arange(len(found))), num_samples)
     except InputError as error:
         raise LabelError(
-            f"The array 'labels' beside the features cannot be their labels: {error} Give labels=, or key='features' "
-            f"to leave them out."
+            f"The array 'labels' beside the features cannot be their labels: {error} Give --labels, or --key features "
+            f"to leave them out (in Python, labels= or key='features')."
         ) from error

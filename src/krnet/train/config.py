@@ -30,7 +30,9 @@ class FitConfig:
     batch_size: int = 1000
     """Samples per update, over all devices; at most a third of all samples, or 32 if that is more."""
     schedule: str = "fast"
-    """fast: Muon on the matrices, Adam elsewhere, warm-up, linear decay. paper: Adam, constant, then linear decay."""
+    """Optimizer, and how the learning rate changes. fast: Muon for weight matrices, Adam for the rest; the rate is
+    constant for 30 % of the fit, then falls to 0. paper: Adam; the rate is constant for one half, then falls; it takes
+    several times as many updates for the same R2."""
     lr: float = 3e-3
     """Peak learning rate of Adam."""
     muon_lr: float = 1e-2
@@ -42,7 +44,7 @@ class FitConfig:
     seed: int = 0
     """Seeds the initial weights and the order of samples."""
     device: str | None = None
-    """cpu, cuda or cuda:N; by default the GPU where there is one."""
+    """cpu, cuda or cuda:N. By default the GPU where there is one."""
     compile: bool = True
     """Fused kernels, and one CUDA graph per step, on a GPU; a CPU always runs the plain version."""
     checkpoint_s: float = 60.0
