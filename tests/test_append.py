@@ -123,6 +123,18 @@ def test_other_features_than_those_appended_are_noticed(plain, features, tmp_pat
         krnet.verify(path, features)
 
 
+def test_comparing_a_grown_file_with_the_first_features_alone_is_answered_with_what_to_give(plain, features, tmp_path):
+    path = (
+        plain.append(features[FIRST:SECOND], out=tmp_path / "a.krn")
+        .append(features[SECOND:], out=tmp_path / "b.krn")
+        .path
+    )
+    message = "holds 180 .*: it began with 100, and 30 and 50 were appended. Give the features of all of them"
+    with pytest.raises(FeatureError, match=message):
+        krnet.verify(path, features[:FIRST])
+    assert krnet.verify(path, features)["same_features"]
+
+
 def test_values_beyond_the_known_range_and_in_constant_channels_count_as_errors(tmp_path):
     features = relu_maps(80, SHAPE)[0]
     features[:, 2] = 1.5  # constant

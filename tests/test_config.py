@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 import pytest
 
 from krnet import task_loop as learning
 from krnet.config import (
+    check_int,
+    check_range,
     check_shares,
     default_text,
     describe,
@@ -107,6 +110,30 @@ def test_shares_may_be_one_number_or_several(given, expected):
 def test_what_is_no_share_is_refused(given):
     with pytest.raises(SettingError, match=r"drops is .*; expected 0 to 1"):
         base.make_config(base.get_learner("finetune"), {"drops": given})
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "expected"),
+    [
+        (95.0, -math.inf, 1, "at most 1, such as 0.95"),
+        (25, 0, 1, "0 to 1, such as 0.25"),
+        (1.5, 0, 1, "0 to 1"),
+        (101, -math.inf, 1, "at most 1"),
+        (-1, 0, math.inf, "at least 0"),
+        (math.nan, -math.inf, math.inf, "a finite number"),
+    ],
+)
+def test_a_range_is_said_without_infinite_bounds_and_a_percentage_is_answered_with_its_share(
+    value, low, high, expected
+):
+    with pytest.raises(SettingError) as caught:
+        check_range("x", value, low, high)
+    assert str(caught.value) == f"x is {value!r}; expected {expected}"
+
+
+def test_a_whole_number_is_not_taken_for_a_percentage():
+    with pytest.raises(SettingError, match=r"expected 0 to 1$"):
+        check_int("x", 50, 0, 1)
 
 
 def test_shares_that_a_learner_adds_are_checked_as_well():

@@ -458,6 +458,16 @@ def test_resume_refuses_a_finished_recording_of_other_settings_labels_or_feature
         krnet.record(tmp_path / "other.npy", recorded.labels, **finished)
 
 
+def test_resume_without_the_budget_of_a_finished_recording_says_that_the_default_is_another(tmp_path):
+    features, out = torch.rand(40, 4, 3, 3), tmp_path / "x.krn"
+    krnet.record(features, recorder="krnet", budget=7000, iterations=1, out=out)
+    message = r"made for a budget of 7000 bytes. No budget is given now, and the default .* is 6180. Give --budget 7000"
+    with pytest.raises(ResumeError, match=message):
+        krnet.record(features, recorder="krnet", iterations=1, out=out, resume=True)
+    with pytest.raises(ResumeError, match="budget 7000; this one is to have budget 8000"):
+        krnet.record(features, recorder="krnet", budget=8000, iterations=1, out=out, resume=True)
+
+
 def test_without_resume_a_finished_recording_is_replaced(tmp_path):
     old = tiny(out=tmp_path / "x.krn", seed=1)[:]
     assert not torch.equal(tiny(out=tmp_path / "x.krn", seed=2)[:], old)

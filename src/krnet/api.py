@@ -7,7 +7,7 @@ features, labels -> record -> OUT.krn -> open -> Recording
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf, prod
 from pathlib import Path
@@ -314,13 +314,13 @@ def verify(
     }  # fmt: skip
     if against is None:
         return report
-    source = open_features(against, key=key)
+    source, parts = open_features(against, key=key), read_parts(opened.metadata, recording.path)
     if (len(source), source.shape) != (len(recording), recording.shape):
         raise FeatureError(
             f"{source.name}: {len(source)} samples of {source.shape}; {path} holds {len(recording)} of "
-            f"{recording.shape}. Give the features it was recorded from"
+            f"{recording.shape}" + (". Give the features it was recorded from" if len(parts) == 1 else _grown(parts))
         )
-    metrics, parts = opened.metadata["metrics"], read_parts(opened.metadata, recording.path)
+    metrics = opened.metadata["metrics"]
     stats = scan(source, watch=watch)
     digest = stats.digest
     if len(parts) > 1:  # errors are normalised by the range of the first samples, as when the others were appended
@@ -335,6 +335,14 @@ def verify(
             f"was when recorded. Record again"
         )
     return {**report, "mse": measured.mse, "r2": measured.r2, "same_features": same}
+
+
+def _grown(parts: Sequence[int]) -> str:
+    """Say which features a recording that has grown is compared with."""
+    return (
+        f": it began with {parts[0]}, and {' and '.join(map(str, parts[1:]))} were appended. Give the features of all "
+        f"of them as one array, in this order, as numpy.concatenate makes it"
+    )
 
 
 def _probe_error(path: AnyPath, recording: Recording, opened: archive.Archive, ids: Tensor) -> float:

@@ -40,6 +40,7 @@ SIZE_UNITS = {
     "": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 }  # fmt: skip
+MIN_PERCENTAGE = 2  # a share that is given as this or more, up to 100, was meant in percent
 MAX_BYTES = 2**53  # above this a float cannot hold every integer, and no disk is that large
 
 
@@ -53,14 +54,23 @@ def check_range(name: str, value: float, low: float, high: float = math.inf) -> 
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     # Infinity is inside some ranges, but JSON, and so a recording, cannot hold it.
     if not (is_number and low <= value <= high and abs(value) < math.inf):
-        expected = f"at least {low}" if high == math.inf else f"{low} to {high}"
-        raise SettingError(f"{name} is {value!r}; expected {expected}")
+        is_percentage = is_number and high == 1 and MIN_PERCENTAGE <= value <= 100
+        hint = f", such as {value / 100:g}" if is_percentage else ""
+        raise SettingError(f"{name} is {value!r}; expected {_range_text(low, high)}{hint}")
 
 
 def check_int(name: str, value: object, low: int, high: float = math.inf) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise SettingError(f"{name} is {value!r}; expected a whole number")
-    check_range(name, value, low, high)
+    if not low <= value <= high:
+        raise SettingError(f"{name} is {value!r}; expected {_range_text(low, high)}")
+
+
+def _range_text(low: float, high: float) -> str:
+    """Describe a range without naming an infinite bound."""
+    if high == math.inf:
+        return "a finite number" if low == -math.inf else f"at least {low}"
+    return f"at most {high}" if low == -math.inf else f"{low} to {high}"
 
 
 def check_shares(name: str, value: object) -> tuple[float, ...]:

@@ -86,6 +86,12 @@ def check_finished(
         found["features"], expected["features"] = archive.open_archive(path).metadata["features"], digest
     for name, value in expected.items():
         if found[name] != value:
+            if name == "budget" and max_bytes is None:
+                raise ResumeError(
+                    f"{path}: a finished recording, made for a budget of {found[name]} bytes. No budget is given now, "
+                    f"and the default for these features is {value}. Give --budget {found[name]} (in Python, budget=), "
+                    f"choose another output, or {REPLACE}"
+                )
             raise ResumeError(
                 f"{path}: a finished recording, {name} {found[name]}; this one is to have {name} {value}. "
                 f"Choose another output, or {REPLACE}"

@@ -366,8 +366,8 @@ def _check_same(path: Path, found: Mapping[str, Any], expected: Mapping[str, Any
             _check_same(path, found[name], dict.fromkeys(found[name]) | value)
         elif found.get(name) != value:
             raise ResumeError(
-                f"{path}: made with {name} {found.get(name)!r}; this run has {value!r}. Give the same settings, or "
-                f"another folder"
+                f"{path}: made with {name} {found.get(name)!r}; this run has {value!r}. Give the same settings (those "
+                f"left out have their defaults), or another folder"
             )
 
 

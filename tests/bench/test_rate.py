@@ -370,11 +370,16 @@ def test_exported_and_scripted_heads_give_the_same_logits(maps, head_path, tmp_p
 
 def test_files_that_hold_no_head_are_refused_by_name(maps, tmp_path):
     weights, text, broken = tmp_path / "w.pt", tmp_path / "t.pt", tmp_path / "b.pt"
+    own, plain = tmp_path / "own.pt", tmp_path / "plain.pt"
     torch.save(Means(*maps).state_dict(), weights)
+    torch.save(Means(*maps), own)  # of a class of the user's
+    torch.save(nn.Sequential(nn.Linear(3, 2)), plain)
     text.write_text("no head")
     torch.jit.script(Means(*maps)).save(str(broken))
     broken.write_bytes(broken.read_bytes()[:-300])
-    for path, why in ((weights, "a file of weights alone"), (text, "not an archive"), (broken, "")):
+    whole = "a whole module that torch.save has pickled"
+    cases = ((weights, "a file of weights alone"), (own, whole), (plain, whole), (text, "not an archive"), (broken, ""))
+    for path, why in cases:
         with pytest.raises(InputError, match=rf"{path.name}: {why}.*expected TorchScript or a torch.export program"):
             read_head(path, CPU)
     torch.jit.script(nn.Flatten(0)).save(str(text))

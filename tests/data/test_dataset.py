@@ -23,7 +23,7 @@ from krnet.errors import DataError, LabelError, SettingError
     [
         ("cifar10", SettingError, "did you mean 'cifar100'"),
         ("digit", SettingError, "did you mean 'digits'"),
-        ("svhn", SettingError, "expected digits, cifar100 or imagefolder:PATH"),
+        ("svhn", SettingError, "expected digits, cifar100.*, or the path of a folder of images, such as pictures"),
         ("imagefolder:nowhere", DataError, "nowhere: no such folder"),
         ("some/where", DataError, "some/where: no such folder; expected one with train and val"),
     ],

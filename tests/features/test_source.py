@@ -597,3 +597,13 @@ def test_changing_checked_labels_leaves_the_originals_alone():
 def test_unusable_labels_are_refused(labels, message):
     with pytest.raises(LabelError, match=message):
         check_labels(labels, 3)
+
+
+def test_labels_in_a_file_of_another_kind_are_refused_with_the_kind_that_is_read(tmp_path):
+    save_file({"labels": torch.tensor([3, 1, 2])}, tmp_path / "labels.safetensors")
+    np.savez(tmp_path / "labels.npz", labels=[3, 1, 2])
+    for path in (tmp_path / "labels.safetensors", tmp_path / "labels.npz"):
+        with pytest.raises(LabelError, match=r"is no \.npy file; expected 3 integers") as caught:
+            check_labels(path, 3)
+        assert path.name in str(caught.value) and "leave out --labels" in str(caught.value)
+        assert "pickle" not in str(caught.value)

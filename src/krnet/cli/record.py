@@ -279,7 +279,8 @@ def verify(
         Path | None,
         typer.Option(
             metavar="FEATURES",
-            help="The recorded features: the error of their replays is measured too.",
+            help="The recorded features, with those of `krnet append` after them: the error of their replays is "
+            "measured too.",
             show_default="none",
         ),
     ] = None,
@@ -288,10 +289,10 @@ def verify(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Writes nothing; checks every byte of a recording, decodes its probe samples, and prints the result on stdout.
+    """Writes nothing; checks every byte of a recording, decodes a few samples, and prints the result on stdout.
 
-    The probe is a few samples whose decoded values the file holds: they show whether this machine decodes it alike.
-    Exit code 1 means that something is wrong with the file.
+    The file holds the values that these samples had when it was written: they show whether this machine decodes it
+    alike. Exit code 1 means that something is wrong with the file.
 
     \b
     Example:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import pickle
 import shutil
 import tarfile
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,15 +84,16 @@ def _to_str(value: bytes | str) -> str:
 def fetch(data_folder: Path, download: bool, say: Callable[[str], None]) -> None:
     """Unpack the official archive in the data folder; download it first if it is missing."""
     archive = data_folder / f"{FOLDER}.tar.gz"
-    missing = (
-        f"{data_folder / FOLDER}: expected CIFAR-100's files {', '.join(FILES)} here. Name the folder that holds "
-        f"{FOLDER} with --data-dir or KRNET_DATA, or put {URL} into {data_folder}"
+    remedies = (
+        f"Either put the archive into {data_folder} (it is unpacked there):\n  {URL}\n"
+        f"Or name the folder that holds {FOLDER}, with its files {', '.join(FILES)}:\n"
+        f"  --data-dir, KRNET_DATA, or data_dir= in Python"
     )
     if not download and not archive.is_file():
-        raise DataError(f"{missing}; downloading is off")
+        raise DataError(f"CIFAR-100 is not in {data_folder / FOLDER}, and downloading is off.\n{remedies}")
 
     def refuse(*_: object) -> None:  # pooch calls it as the downloader if the archive's MD5 is wrong
-        raise DataError(f"{archive}: its MD5 is not {MD5}, and downloading is off. Remove it. {missing}")
+        raise DataError(f"{archive}: its MD5 is not {MD5}, and downloading is off. Remove it.\n{remedies}")
 
     pooch = require("pooch", "learn")
 
@@ -104,7 +106,10 @@ def fetch(data_folder: Path, download: bool, say: Callable[[str], None]) -> None
     except DataError:
         raise
     except Exception as error:  # network, disk and tar errors have no common type
-        raise DataError(f"{archive}: cannot be downloaded or unpacked ({error}). {missing}") from error
+        reason = textwrap.fill(
+            f"{type(error).__name__}: {error}", 100, max_lines=3, initial_indent="  ", subsequent_indent="  "
+        )
+        raise DataError(f"CIFAR-100 cannot be downloaded or unpacked: {archive}\n{reason}\n{remedies}") from error
 
 
 def unpack(archive: Path, target: Path) -> None:

@@ -103,6 +103,6 @@ def _find_folder(name: str, data_folder: AnyPath | None) -> Path:
         raise SettingError(f"unknown data set {name!r}; did you mean {near[0]!r}?")
     where = " or ".join(str(candidate.parent.absolute()) for candidate in candidates)
     raise SettingError(
-        f"unknown data set {name!r}, and no such folder in {where}; expected {', '.join(LOADERS)} or "
-        f"{FOLDER_PREFIX}PATH"
+        f"unknown data set {name!r}, and no such folder in {where}; expected {', '.join(LOADERS)}, or the path of a "
+        f"folder of images, such as pictures with pictures/train/CLASS/* and pictures/val/CLASS/* in it"
     )

@@ -35,6 +35,7 @@ SAFETENSORS_DTYPES = {
     **{"U8": "uint8", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64"},
 }
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in SAFETENSORS_DTYPES.values()}
+NPY_START = b"\x93NUMPY"  # the first bytes of every .npy file
 BLOCK_BYTES = 64 << 20  # read at most this much at a time, since a memory map keeps it resident until it is dropped
 FAULT_AROUND_BYTES = 64 << 10  # Linux maps up to this much around every page that is touched
 
@@ -415,9 +416,11 @@ def check_labels(labels: Any, num_samples: int) -> torch.Tensor | None:
     expected = f"expected {num_samples} integers, one per sample"
     try:
         if isinstance(labels, (str, os.PathLike)):
-            labels = np.load(labels, allow_pickle=False)
+            labels = _load_labels(Path(labels), expected)
         # tolist(), since numpy refuses some tensors (bfloat16, CUDA, requires_grad).
         found = np.asarray(labels.tolist() if isinstance(labels, torch.Tensor) else labels)
+    except LabelError:
+        raise
     except (OSError, EOFError, ValueError) as error:
         raise LabelError(f"Labels cannot be read ({error}); {expected}, in a .npy file or a flat list.") from error
     if found.shape != (num_samples,):
@@ -427,6 +430,18 @@ def check_labels(labels: Any, num_samples: int) -> torch.Tensor | None:
     if found.max() > np.iinfo(np.int64).max:
         raise LabelError(f"Label {found.max()} is beyond int64; {expected}. Renumber the classes.")
     return torch.from_numpy(found.astype(np.int64))
+
+
+def _load_labels(path: Path, expected: str) -> np.ndarray:
+    """Read a .npy file, whatever its name is."""
+    with path.open("rb") as file:
+        if file.read(len(NPY_START)) != NPY_START:
+            raise LabelError(
+                f"{path}: is no .npy file; {expected}, as numpy.save writes them. Labels that lie in the file of the "
+                f"features, as an array 'labels' beside 'features', are found there: leave out --labels (in Python, "
+                f"labels=)."
+            )
+    return np.asarray(np.load(path, allow_pickle=False))
 
 
 def has_labels(features: Any) -> bool:

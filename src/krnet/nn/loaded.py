@@ -8,6 +8,7 @@ x.pt2 (torch.export), x.pt (TorchScript), or the folder of a `krnet learn kril` 
 from __future__ import annotations
 
 import copy
+import pickletools
 import warnings
 import zipfile
 from collections.abc import Mapping
@@ -24,6 +25,8 @@ from krnet.io.atomic import AnyPath, read_json
 from krnet.io.header import digest as file_digest
 from krnet.nn import backbones, heads
 
+# What the names in a pickle of tensors and plain values begin with.
+PLAIN_PICKLES = ("torch ", "torch.", "collections ", "__builtin__ ", "builtins ", "_codecs ", "numpy")
 HEAD_BATCH = 512  # samples per call of a network that accepts any batch size
 
 
@@ -157,12 +160,13 @@ def _read(kind: type[Kind], path: Path, device: torch.device) -> Kind:
         )
     digest = file_digest(path.read_bytes())
     try:
-        members = {name.rpartition("/")[2] for name in zipfile.ZipFile(path).namelist()}
+        archived = zipfile.ZipFile(path)
+        members = {name.rpartition("/")[2]: name for name in archived.namelist()}
         if "constants.pkl" in members:
             return kind(path.name, torch.jit.load(str(path), map_location=device).eval(), digest=digest)
-        if members & {"archive_format", "serialized_exported_program.json"}:
+        if members.keys() & {"archive_format", "serialized_exported_program.json"}:
             return kind(path.name, *_load_exported(path, device), digest=digest)
-        found = "a file of weights alone" if "data.pkl" in members else "some other archive"
+        found = _saved_by_torch(archived.read(members["data.pkl"])) if "data.pkl" in members else "some other archive"
     except zipfile.BadZipFile:
         found = "not an archive"
     except Exception as error:  # torch raises errors of many types for a damaged file or another version's
@@ -171,6 +175,14 @@ def _read(kind: type[Kind], path: Path, device: torch.device) -> Kind:
         f"{path}: {found}; expected TorchScript or a torch.export program. Save the {kind.kind} with "
         f"torch.jit.script(module).save(path) or torch.export.save(torch.export.export(module, ...), path)"
     )
+
+
+def _saved_by_torch(content: bytes) -> str:
+    """Say what a file of torch.save holds. Its pickle is searched for the classes that it names, and not loaded."""
+    names = [str(value) for code, value, _ in pickletools.genops(content) if code.name == "GLOBAL"]
+    if any(name.startswith("torch.nn.modules.") or not name.startswith(PLAIN_PICKLES) for name in names):
+        return "a whole module that torch.save has pickled, which could run any code when it is loaded"
+    return "a file of weights alone, without the module that they belong to"
 
 
 def _load_exported(path: Path, device: torch.device) -> tuple[nn.Module, int | None]:

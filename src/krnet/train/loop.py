@@ -79,7 +79,8 @@ class Checkpoint:
             if found.get(name) != expected:
                 raise ResumeError(
                     f"{self.path}: made with {name} {found.get(name)!r}; this run has {expected!r}. "
-                    f"Give the same features and settings, or remove the checkpoint to start afresh"
+                    f"Give the same features and settings; those left out, such as a budget, have their defaults. Or "
+                    f"remove the checkpoint to start afresh"
                 )
         losses = list(state.pop(LOSSES))
         trainee.load_state(state)
