@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from krnet.config import from_dict, parse_size
+from krnet.device import dtype_name
 from krnet.errors import FeatureError, InputError, LabelError, SettingError
 from krnet.features.metrics import Moments, fidelity
 from krnet.features.samples import Samples
@@ -158,7 +159,7 @@ def _check(recorder: Recorder, start: Earlier, metadata: Mapping[str, Any], adde
     check_names(recorder, names)
     if new.shape != start.shape:
         raise FeatureError(f"{new.name}: samples of {new.shape}; {path} holds samples of {start.shape}. Give such ones")
-    dtype = str(new.dtype).removeprefix("torch.")
+    dtype = dtype_name(new.dtype)
     if metadata.get("feature_dtype", dtype) != dtype:
         raise FeatureError(
             f"{new.name}: values of type {dtype}; {path} was recorded from {metadata['feature_dtype']}. Convert them "
@@ -198,7 +199,7 @@ def _describe_features(job: Job, decode: Decode, metadata: Mapping[str, Any]) ->
     return {
         "features": chain_digests(metadata["features"], job.stats.digest),
         "feature_bytes": metadata["feature_bytes"] + source.new.nbytes,
-        "feature_dtype": str(source.new.dtype).removeprefix("torch."),
+        "feature_dtype": dtype_name(source.new.dtype),
         "metrics": metrics,
         "parts": [*parts, len(source.new)],
     }

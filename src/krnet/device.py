@@ -1,8 +1,9 @@
-"""Devices, precision and CUDA graphs.
+"""Devices, precision, names of dtypes, and CUDA graphs.
 
 pick_device(None)     -> the GPU if there is one, or else the CPU
 exact_math()          -> products of fp32 in full fp32: the default of replay
 fast_math(device)     -> bf16 on a GPU; full fp32 on a CPU
+dtype_name(dtype)     -> float32, of torch.float32
 Graphed(run, inputs)  -> run(*inputs) as one CUDA graph: the GPU does not wait for Python between small kernels
 """
 
@@ -32,6 +33,11 @@ def pick_device(name: str | torch.device | None) -> torch.device:
         raise SettingError(f"device {name!r} asked for, and there are {torch.cuda.device_count()} GPUs")
     # "cuda" and "cuda:0" name the same device, but do not compare equal.
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+
+
+def dtype_name(dtype: object) -> str:
+    """Name a dtype of torch or numpy as numpy does: float32."""
+    return str(dtype).removeprefix("torch.")
 
 
 @contextmanager

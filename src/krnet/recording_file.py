@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from krnet.device import dtype_name
 from krnet.errors import BudgetError, FeatureError, InputError, NonFiniteLossError, NotARecordingError, ResumeError
 from krnet.features.metrics import fidelity
 from krnet.features.samples import Samples
@@ -128,7 +129,7 @@ def describe_features(job: Job, decode: Decode) -> dict[str, Any]:
     return {
         "features": job.stats.digest,
         "feature_bytes": job.source.nbytes,
-        "feature_dtype": str(job.source.dtype).removeprefix("torch."),
+        "feature_dtype": dtype_name(job.source.dtype),
         "metrics": {"mse": measured.mse, "r2": measured.r2, "zero_ratio": job.stats.zero_ratio},
     }
 

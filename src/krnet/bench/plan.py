@@ -16,6 +16,7 @@ from typing import Any
 from krnet.config import check_int, from_dict, parse_size
 from krnet.errors import SettingError
 from krnet.recorders.base import (
+    FLOAT_BYTES,
     Recorder,
     Stored,
     check_inputs,
@@ -26,7 +27,6 @@ from krnet.recorders.base import (
 )
 from krnet.train.config import FitConfig
 
-FLOAT_BYTES = 4  # fp32
 UNKNOWN = 4  # stands for a setting that is found for the features while the others are checked; all take it
 
 

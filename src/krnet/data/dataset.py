@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from krnet.config import check_choice, check_int
+from krnet.device import dtype_name
 from krnet.errors import DataError, LabelError, SettingError
 
 CHANNEL_COUNTS = (1, 3, 4)  # an axis of one of these lengths is taken as the channels, to tell NCHW from NHWC
@@ -241,7 +242,7 @@ def _check_per_channel(name: str, given: Any, channels: int) -> tuple[float, ...
 def _as_images(images: Any, where: str, layout: str | None) -> Tensor:
     """Check the images and return them as (N, C, H, W) uint8 on the CPU, without a copy if they have that form."""
     found = images if isinstance(images, Tensor) else np.asarray(images)
-    if str(found.dtype).removeprefix("torch.") != "uint8":
+    if dtype_name(found.dtype) != "uint8":
         raise DataError(f"{where}: images are {found.dtype}; expected uint8. Scale them to 0..255 and convert them")
     if found.ndim != 4 or 0 in found.shape:
         raise DataError(

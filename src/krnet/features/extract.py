@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from krnet.config import check_choice
-from krnet.device import exact_math
+from krnet.device import dtype_name, exact_math
 from krnet.errors import DataError, InputError, ResumeError
 from krnet.features.feature_file import (
     DTYPES,
@@ -210,7 +210,7 @@ class Store:
 
 def _check_same_rows(path: Path, before: Tensor, now: Tensor) -> None:
     difference = (before.float() - now.float()).abs().max().item()
-    limit = TOLERANCES[str(before.dtype).removeprefix("torch.")] * max(before.float().abs().max().item(), 1e-30)
+    limit = TOLERANCES[dtype_name(before.dtype)] * max(before.float().abs().max().item(), 1e-30)
     if not difference <= limit:
         raise ResumeError(
             f"{path}: a batch of it, computed again, differs by {difference:.3g}; expected at most {limit:.3g}. Give "

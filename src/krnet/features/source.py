@@ -26,6 +26,7 @@ from numpy.lib.format import open_memmap
 from safetensors import SafetensorError, safe_open
 
 from krnet.config import require
+from krnet.device import dtype_name
 from krnet.errors import FeatureError, InputError, LabelError
 
 # Names of the supported types: safetensors -> numpy and torch. uint16 is left out on purpose: it often holds the bits
@@ -98,7 +99,7 @@ class FeatureSource:
         return FeatureSource(
             self.name,
             (end - first, *self.shape),
-            str(self.dtype).removeprefix("torch."),
+            dtype_name(self.dtype),
             lambda out, ids: self._fill(out, ids + first),
             None if self.resident is None else self.resident[first:end],
         )
@@ -175,7 +176,7 @@ def _from_tensor(tensor: torch.Tensor, name: str) -> FeatureSource:
         else:
             out.copy_(resident.index_select(0, ids.to(resident.device)))
 
-    return FeatureSource(name, tensor.shape, str(tensor.dtype).removeprefix("torch."), fill, resident)
+    return FeatureSource(name, tensor.shape, dtype_name(tensor.dtype), fill, resident)
 
 
 def _from_array(array: np.ndarray, name: str, dtype: str | None = None) -> FeatureSource:
@@ -269,7 +270,7 @@ def _from_items(items: Any, name: str) -> FeatureSource:
     if len(items) == 0:
         raise FeatureError(f"{name}: holds no samples; expected at least 1. Is this the right data set?")
     first = open_sample(0)
-    return FeatureSource(name, (len(items), *first.shape), str(first.dtype).removeprefix("torch."), fill)
+    return FeatureSource(name, (len(items), *first.shape), dtype_name(first.dtype), fill)
 
 
 def _numpy_view(out: torch.Tensor) -> np.ndarray:

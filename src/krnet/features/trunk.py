@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from krnet.config import check_range
-from krnet.device import pick_device
+from krnet.device import dtype_name, pick_device
 from krnet.errors import DataError, FeatureError, InputError, SettingError
 from krnet.nn.fingerprint import fingerprint
 
@@ -117,7 +117,7 @@ class Network:
         work = {
             "trunk": self.weights,
             "image_shape": list(images.shape[1:]),
-            "image_dtype": str(images.dtype).removeprefix("torch."),
+            "image_dtype": dtype_name(images.dtype),
             "mean": self.mean,
             "std": self.std,
             "shape": list(values.shape[1:]),

@@ -40,6 +40,7 @@ from krnet.io.header import RESTORE
 from krnet.progress import Watch
 from krnet.train.config import FitConfig
 
+FLOAT_BYTES = 4  # fp32
 # The probe: a few replayed values, stored in the file so that a decoder that computes something else is noticed.
 PROBE_SAMPLES = 8
 PROBE_VALUES = 64  # per sample, evenly spaced: 2 KB in all

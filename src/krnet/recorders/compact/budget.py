@@ -22,7 +22,7 @@ from krnet.coding.matrix import Matrix, MatrixReader, MatrixStats, TooFineError,
 from krnet.coding.search import bisect_log
 from krnet.coding.weights import coded_bits
 from krnet.config import from_dict
-from krnet.device import exact_math
+from krnet.device import dtype_name, exact_math
 from krnet.features.samples import Samples
 from krnet.features.source import FeatureSource
 from krnet.nn.sizing import map_shape
@@ -221,7 +221,7 @@ def subset(job: Job, ids: Tensor) -> Job:
     def fill(out: Tensor, rows: Tensor) -> None:
         out.copy_(job.source.read(ids[rows]))
 
-    source = FeatureSource(job.source.name, (len(ids), *job.source.shape), str(job.source.dtype)[6:], fill)
+    source = FeatureSource(job.source.name, (len(ids), *job.source.shape), dtype_name(job.source.dtype), fill)
     return replace(job, source=source, samples=Samples(len(ids), job.source.shape, None))
 
 

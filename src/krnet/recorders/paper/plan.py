@@ -18,11 +18,9 @@ import torch
 from krnet.nn.paper_config import NetworkConfig
 from krnet.nn.paper_net import Decoder
 from krnet.nn.sizing import count_parameters
-from krnet.recorders.base import Stored, tensor_bytes
+from krnet.recorders.base import FLOAT_BYTES, Stored, tensor_bytes
 from krnet.recorders.fit import NET
 from krnet.recorders.paper.groups import num_groups
-
-FLOAT_BYTES = 4  # fp32
 
 
 def storage_table(
