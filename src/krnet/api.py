@@ -92,7 +92,8 @@ def record(
     target_r2  R2 to reach with the smallest file, instead of a budget. A few whole fits search for it, each with
                `iterations` or `time_budget`; a recorder whose size the settings fix is fitted once
     stop_at_r2 end a network's fit as soon as the R2 over all features reaches this. It saves time, not bytes
-    out        file to write; by default a temporary file that lives as long as the Recording
+    out        file to write, which replaces an existing one when it is complete; by default a temporary file that
+               lives as long as the Recording
     resume     continue from a checkpoint beside `out`; a finished file is opened and returned. A search for target_r2
                keeps no checkpoint and starts again
     head       a frozen module; the fit also minimises the error of its output (L_kr2, weight `gamma`)
@@ -288,7 +289,8 @@ def verify(
 ) -> dict[str, Any]:
     """Check the structure of a file, every checksum and the stored probe; with `against`, its error as well.
 
-    against    the features that were recorded: the replays are compared with them
+    against    the features that were recorded, and after them those that were appended: the replays are compared with
+               them
     key        name of the array, for a file of features that holds several
     watch      called with a Progress every few samples; `krnet.show_progress` draws a bar
 

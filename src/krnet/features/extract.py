@@ -74,7 +74,8 @@ def extract(
                 latter, give mean=data.mean, std=data.std
     labels      one integer per image: list, array, or path to .npy; left out if the batches have them
     out         file to write, NAME.safetensors. It holds the arrays `features` (N, ...) and, if there are labels,
-                `labels` (N,). Until it is complete, NAME.safetensors.partial lies beside it
+                `labels` (N,). Until it is complete, NAME.safetensors.partial lies beside it; then it replaces an
+                existing NAME.safetensors
     batch_size  images that pass through the network at once, by default 256; a DataLoader has its own
     dtype       type of the stored values: float32, float16 or bfloat16
     mean, std   per channel or one number; the network gets (image - mean) / std. uint8 images are divided by 255 first
