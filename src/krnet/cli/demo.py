@@ -60,7 +60,7 @@ RUNS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 )
 SHORT: dict[str, Any] = {"base_epochs": 3, "epochs": 2}  # settings of --short
 SHORT_ITERATIONS = 10
-SHORT_TITLE = "a short run, to try the command: too little training to compare the methods"
+SHORT_TITLE = "short demo: too little training to compare the methods"
 SHORT_NOTE = (
     "--short trains too briefly to compare the methods: their order may change with more training. For results, run "
     "the demo without --short and with another --out."
