@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from growth_row import append_row
 
 import krnet
 from krnet.config import parse_size
@@ -85,11 +86,7 @@ def main():
                 "once_bytes": once.nbytes,
             }
             print(way, found[way], file=sys.stderr, flush=True)
-        settings = {name: value for name, value in vars(args).items() if name not in ("base", "device")}
-        ledger.append(
-            "appending", settings=settings, metrics=found, seconds=time.perf_counter() - started, seed=0,
-            class_order="lucir1993", files=files,
-        )  # fmt: skip
+        append_row("appending", args, found, started, files)
 
 
 if __name__ == "__main__":

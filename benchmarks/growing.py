@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from growth_row import append_row
 
 import krnet
 from krnet.config import parse_size
@@ -88,11 +89,7 @@ def main():
             values = record(values, paths[2], budget, min(1.0, end / ends[0])).replay(torch.arange(end)).cpu()
         found["anew_r2"] = r2(values)
         print(found, file=sys.stderr, flush=True)
-        settings = {name: value for name, value in vars(args).items() if name not in ("base", "device")}
-        ledger.append(
-            "growing", settings=settings, metrics=found, seconds=time.perf_counter() - started, seed=0,
-            class_order="lucir1993", files=paths,
-        )  # fmt: skip
+        append_row("growing", args, found, started, paths)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 import krnet
+from krnet.cli import output
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -104,6 +106,40 @@ def test_the_tree_of_the_architecture_page_is_that_of_the_import_test():
 
     rows = re.findall(r"^\| `([\w]+)(?:\.py|/)` \|", page("architecture"), re.MULTILINE)
     assert rows == test_architecture.ORDER
+
+
+def test_the_sample_of_info_has_the_rows_that_the_command_prints(tmp_path):
+    recording = krnet.record(torch.rand(20, 2, 3, 3), recorder="pca", out=tmp_path / "x.krn")
+    names = [name for name, _ in output.info_rows({"path": "maps.krn", **recording.info()})]
+    (sample,) = re.findall(r"^```\n(recording   .*?)^```$", page("quickstart"), re.DOTALL | re.MULTILINE)
+    assert [line.split("  ")[0] for line in sample.splitlines()] == names
+
+
+def test_the_sample_of_learn_has_the_columns_that_the_command_prints(capsys):
+    scores = {"accuracy": [0.5] * 3, "average": 0.5, "average_without_base": 0.5, "forgetting": 0.0}
+    facts = {"tasks": [6, 2, 2], "data": "digits", "order": "lucir1993", "order_hash": "0", "seed": 0, "seconds": 1.0}
+    storage = {"total": 0, "equivalent_exemplars": 0}
+    output.show_runs([{"method": "kril", "row": "cnn", "storage_bytes": storage, **facts, **scores}])
+    columns = capsys.readouterr().out.splitlines()[1]
+    (sample,) = re.findall(r"<!-- sample: krnet learn -->\n\n```\n(.*?)```", page("incremental-learning"), re.DOTALL)
+    assert re.split(r"  +", sample.splitlines()[1]) == re.split(r"  +", columns)
+
+
+def test_the_files_of_a_run_are_explained(tmp_path):
+    settings = {"base_epochs": 1, "epochs": 1, "recorder": "pca", "budget": 100_000}
+    digits = krnet.data.load("digits")
+    few = digits.train.labels.argsort(stable=True)[::20]
+    train, test = (digits.train.images[few], digits.train.labels[few]), (digits.test.images, digits.test.labels)
+    data = krnet.data.from_arrays(*train, *test, layout="NCHW")
+    tasks = krnet.protocol.split("natural", num_classes=10, sizes=[6, 2, 2])
+    krnet.learn("kril", data, tasks, out=tmp_path, settings=settings, device="cpu")
+    explained = set(re.findall(r"`([\w.-]+)`", page("incremental-learning").partition("## The files of a run")[2]))
+    assert {path.name for path in tmp_path.iterdir()} <= explained
+
+
+@pytest.mark.parametrize("word", ["trunk", "head", "F1, F2", "probe", "room", "task", "replay", "R2"])
+def test_the_glossary_that_the_quickstart_links_to_has_the_word(word):
+    assert f"\n| {word} | " in page("glossary") and "(glossary.md)" in page("quickstart")
 
 
 def test_every_page_is_in_the_navigation():

@@ -532,3 +532,11 @@ def test_run_json_has_averages_in_both_weightings_with_and_without_the_base_task
     assert found["average_without_base"] == found["accuracy"][1]
     assert found["average_task_mean_without_base"] == found["task_mean"][1]
     assert found["average_task_mean"] == pytest.approx(sum(found["task_mean"]) / 2)
+
+
+def test_what_a_piece_of_work_announces_follows_its_name(digits: data.DataSet, tmp_path: Path) -> None:
+    seen: list[Any] = []
+    learn("kril", digits, tmp_path / "run", settings=GROWING, watch=seen.append)
+    names = [progress.name for progress in seen if progress.share is None]
+    assert names.count("kril, task 0 of 1: recorder of the base task") == 1
+    assert "kril, task 0 of 1: recorder of the base task, choosing settings for the budget" in names

@@ -7,7 +7,7 @@ features, labels -> record -> OUT.krn -> open -> Recording
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf, prod
 from pathlib import Path
@@ -26,7 +26,7 @@ from krnet.features.source import check_labels, open_features, stored_labels
 from krnet.features.stats import digest_of_parts, metric_range, scan
 from krnet.io import archive
 from krnet.io.atomic import AnyPath, refuse_overwriting
-from krnet.progress import Watch, closing_watch
+from krnet.progress import Watch, announcing, closing_watch
 from krnet.recorders.base import (
     FIT_NAMES,
     Job,
@@ -179,6 +179,8 @@ def record(
         resume=resume,
         watch=watch,
     )
+    if target_r2 is not None or target_bytes is not None:
+        announcing(watch)(f"choosing settings for the {'budget' if target_r2 is None else 'first fit'}")
     if target_r2 is not None:
         tensors, metadata = _smallest_reaching(job, chosen, target_r2)
     else:
@@ -242,19 +244,15 @@ def _rename(watch: Watch, name: str) -> Watch:
 
 def _check_least_size(path: Path, recorder: Recorder, job: Job, budget: int) -> None:
     """Refuse a budget that no file with these settings can meet, before the fit."""
-    least = recorder.least_bytes(len(job.source), job.source.shape, job.settings)
+    least, enough = recorder.smallest_bytes(job)
     if least > budget:
         error = BudgetError(
-            f"{path}: would take more than {least} bytes with recorder {recorder.name} "
-            f"({_settings_text(job.settings)}), whatever the features are; the budget is {budget}. Nothing was fitted "
-            f"or written. Raise the budget, leave out settings of your own, or take another recorder"
+            f"{path}: needs a budget of more than {enough} bytes with recorder {recorder.name} "
+            f"({recorder.settings_text(job.settings)}), whatever the features are; the budget is {budget}. Nothing was "
+            f"fitted or written. Raise the budget, leave out settings of your own, or take another recorder"
         )
-        error.needed = least
+        error.needed = enough
         raise error
-
-
-def _settings_text(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
 def open(

@@ -4,6 +4,7 @@
     from_dict                              plain values -> a config dataclass
     describe                               a config dataclass -> field name -> the docstring under the field
     explain_settings                       a config dataclass -> name, description and default of each field, as text
+    settings_text                          settings -> "step 0.4058, components 36"
     parse_size("6.5MB")                    -> 6_500_000; MB are 10^6 bytes, MiB 2^20
     parse_shape("256,14,14")               -> (256, 14, 14)
     parse_counts("500x2,3")                -> [500, 500, 3]
@@ -229,6 +230,18 @@ def parse_settings(text: str) -> dict[str, Any]:
             raise SettingError(f"{name} is given twice in {text!r}; give it once")
         settings[name] = value
     return settings
+
+
+def settings_text(settings: Mapping[str, Any], config: type | None = None, *, without: Collection[str] = ()) -> str:
+    """List settings for messages, floats to four digits: "step 0.4058, components 36".
+
+    config   leave out settings that have this config's defaults
+    without  leave out settings of these names
+    """
+    defaults = {} if config is None else {field.name: field.default for field in fields(config)}
+    shown = (item for item in settings.items() if item[0] not in without)
+    shown = (item for item in shown if item[0] not in defaults or defaults[item[0]] != item[1])
+    return ", ".join(f"{name} {value:.4g}" if type(value) is float else f"{name} {value}" for name, value in shown)
 
 
 def series_name(recorder: str, settings: Mapping[str, Any]) -> str:

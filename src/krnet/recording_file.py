@@ -107,7 +107,7 @@ def check_finished(
 def check_size(path: Path, metadata: Mapping[str, Any], found: int, budget: int, recorder: Recorder) -> None:
     """Refuse a file that is larger than its budget."""
     if found > budget:
-        settings = ", ".join(f"{name} {value}" for name, value in metadata["settings"].items())
+        settings = recorder.settings_text(metadata["settings"])
         grown = metadata["fit"]["start"] is not None
         error = BudgetError(
             f"{path}: takes {found} bytes with recorder {recorder.name} ({settings}), the smallest it found for "

@@ -274,7 +274,8 @@ def _watch_work(watch: Watch | None, name: str, epochs: int | None) -> Watch | N
 
     def watch_work(progress: Progress) -> None:
         epoch = {} if epochs is None else {"epoch": round((progress.share or 0.0) * epochs, 1)}
-        watch(replace(progress, name=name, values={**epoch, **progress.values}))
+        full_name = name if progress.share is not None else f"{name}, {progress.name}"  # an announcement
+        watch(replace(progress, name=full_name, values={**epoch, **progress.values}))
 
     return watch_work
 

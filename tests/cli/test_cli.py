@@ -101,6 +101,19 @@ def test_replay_without_ids_is_all_of_it(folder: Path, tmp_path: Path) -> None:
     assert np.load(tmp_path / "x.npy").shape == (N, *SHAPE)
 
 
+def test_info_names_only_settings_that_were_changed_rounded_and_no_line_ends_in_blanks(tmp_path: Path) -> None:
+    features = torch.rand(40, 4, 5, 3, generator=torch.Generator().manual_seed(0))
+    path = krnet.record(features, budget=8_000, iterations=3, out=tmp_path / "x.krn").path
+    lines = run("info", path).stdout.splitlines()
+    rows = dict(line.split(maxsplit=1) for line in lines)
+    shown = dict(part.split() for part in rows["recorder"].removeprefix("krnet: ").split(", "))
+    settings = krnet.open(path).settings
+    assert {"step", "components"} <= shown.keys() <= {"step", "components", "c1", "dead_zone"}
+    assert shown["step"] == f"{settings['step']:.4g}" != str(settings["step"])
+    assert all(line == line.rstrip() and len(line) < 100 for line in lines[1:])
+    assert run_json("info", path)["settings"] == settings
+
+
 def test_record_and_info_print_the_same_object_with_the_promised_keys(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "b.krn"
     recorded = run_json("record", folder / "features.npy", "-o", out, "--iterations", 3, *SMALL)
@@ -154,7 +167,7 @@ def test_plan_takes_class_counts_or_a_number_of_samples() -> None:
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
-        ("info a.krn", ["40 of 4×5×3, 4 classes", "bits per value", "MB ("]),
+        ("info a.krn", ["40 of 4×5×3, 4 classes", "per sample", "MB ("]),
         ("verify a.krn --against features.npy", ["the features it was recorded from", "R2"]),
         ("replay a.krn --ids 3 -o x.npy", ["x.npy: 1 samples of 4×5×3, float32"]),
         (

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 from typer.testing import CliRunner
 
@@ -91,6 +92,21 @@ def test_the_last_sentence_has_the_bytes_and_accuracies_of_both() -> None:
         assert part in text
 
 
+@pytest.mark.parametrize("short", [False, True])
+def test_only_the_short_demo_says_that_it_compares_nothing(
+    short: bool, done: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = json.loads(done[1].stdout)["runs"]
+    methods = {method: runs[name] for name, method, _ in demo_command.RUNS}
+    monkeypatch.setattr(learning, "learn", lambda method, *args, **options: methods[method])
+    titles: list[str] = []
+    real = Figure.suptitle
+    monkeypatch.setattr(Figure, "suptitle", lambda self, text, **o: titles.append(text) or real(self, text, **o))
+    shown = CliRunner().invoke(cli.app, ["demo", "--out", str(tmp_path), *(["--short"] if short else [])])
+    assert shown.exit_code == 0, shown.output
+    assert ("too briefly to compare" in shown.stdout, "too little training" in titles[0]) == (short, short)
+
+
 def test_a_second_call_shows_the_runs_and_learns_nothing_anew(
     done: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,7 +118,7 @@ def test_a_second_call_shows_the_runs_and_learns_nothing_anew(
     for name, run in found["runs"].items():
         (line,) = [line for line in lines if line.startswith(f"{name}  ")]
         assert f"{100 * run['last']:.2f}" in line and line.rstrip().endswith(f"{run['storage_bytes']['total']:,}")
-    assert lines[-4] == found["summary"]
+    assert lines[-5:-3] == [found["summary"], demo_command.SHORT_NOTE]
     assert lines[-3].startswith(f"The picture is {done[0] / 'demo.png'}; the demo took ")
     assert lines[-1].strip() == found["next"]
 

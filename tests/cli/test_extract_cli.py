@@ -113,18 +113,18 @@ def test_the_output_says_whether_images_were_normalised(
 
 
 def test_ctrl_c_says_how_to_go_on_and_resume_does(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = module.Network.rows
+    real = module.TrunkRunner.rows
 
     def stop(self: Any, first: int, *arguments: Any) -> Any:
         if first >= 6:
             raise KeyboardInterrupt
         return real(self, first, *arguments)
 
-    monkeypatch.setattr(module.Network, "rows", stop)
+    monkeypatch.setattr(module.TrunkRunner, "rows", stop)
     stopped = run(*COMMAND.split(), "--batch-size", 2)
     assert stopped.exit_code == 130
     assert "a.safetensors.partial" in stopped.stderr and "--resume" in stopped.stderr
-    monkeypatch.setattr(module.Network, "rows", real)
+    monkeypatch.setattr(module.TrunkRunner, "rows", real)
     assert run(*COMMAND.split(), "--batch-size", 2, "--resume").exit_code == 0
     np.testing.assert_allclose(load_file("a.safetensors")["features"], np.load("expected.npy"), atol=1e-5)
 

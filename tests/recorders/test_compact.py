@@ -15,6 +15,7 @@ from krnet.recorders.compact.axes_fit import CompactFit
 from krnet.recorders.compact.budget import LONG_FIT_LIMITS, affordable_widths, is_long
 from krnet.recorders.compact.codes import laplace_bits
 from krnet.recorders.compact.network import CompactConfig, CompactNet
+from krnet.recorders.compact.recorder import CompactRecorder
 from krnet.train.config import FitConfig
 from maps import relu_maps, signed_maps
 from watchers import of_fits
@@ -217,6 +218,29 @@ def test_through_a_head_it_keeps_what_the_head_sees(maps, tmp_path):
             return (head(replayed) - head(features)).square().mean()
 
     assert error(head=head, gamma=0.03) < 0.8 * error()
+
+
+@pytest.mark.parametrize("given", [{}, {"components": 3}, {"c1": 8, "room": 90}], ids=str)
+def test_a_budget_too_small_for_any_code_is_refused_before_the_fit_with_one_that_works(given, tmp_path, monkeypatch):
+    features = relu_maps(60, (4, 5, 3))[0]
+    with monkeypatch.context() as patch:
+        patch.setattr(CompactRecorder, "fit", lambda *given: pytest.fail("fitted"))
+        with pytest.raises(BudgetError, match=r"needs a budget of more than \d+ bytes .*Nothing was fitted") as caught:
+            made((features,), tmp_path / "a.krn", budget=1000, **given)
+    assert not (tmp_path / "a.krn").exists()
+    needed = caught.value.needed
+    assert made((features,), tmp_path / "a.krn", budget=needed, iterations=5, **given).nbytes <= needed
+    smallest = made((features,), tmp_path / "b.krn", budget=1000, iterations=5, over_budget=True, **given).nbytes
+    assert 0.6 * needed < smallest < needed
+
+
+@pytest.mark.parametrize("wish", [{"budget": 9000}, {"budget": None, "target_r2": 0.5}], ids=str)
+def test_the_choice_of_settings_is_announced_before_the_fit(wish, tmp_path):
+    seen = []
+    made((relu_maps(60, (4, 5, 3))[0],), tmp_path / "a.krn", iterations=2, watch=seen.append, **wish)
+    names = [progress.name for progress in seen]
+    first_fit = next(n for n, name in enumerate(names) if name.startswith("fit"))
+    assert any(name.startswith("choosing settings for the") for name in names[:first_fit])
 
 
 @pytest.mark.parametrize(

@@ -380,7 +380,7 @@ def test_a_budget_below_tensors_of_known_size_is_refused_before_the_fit(kind, fi
     smallest = record(kind, over_budget=True, **given).nbytes
     given["out"].unlink()
     monkeypatch.setattr(type(get_recorder(KINDS[kind].recorder)), "fit", lambda *given: pytest.fail("fitted"))
-    why = f"would take more than .*the budget is {given['budget']}. Nothing was fitted or written"
+    why = f"needs a budget of more than .*the budget is {given['budget']}. Nothing was fitted or written"
     with pytest.raises(BudgetError, match=why) as caught:
         record(kind, **given)
     assert 0.7 * smallest < caught.value.needed <= smallest and list(tmp_path.iterdir()) == []

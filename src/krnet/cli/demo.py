@@ -60,6 +60,11 @@ RUNS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 )
 SHORT: dict[str, Any] = {"base_epochs": 3, "epochs": 2}  # settings of --short
 SHORT_ITERATIONS = 10
+SHORT_TITLE = "short demo: too little training to compare the methods"
+SHORT_NOTE = (
+    "--short trains too briefly to compare the methods: their order may change with more training. For results, run "
+    "the demo without --short and with another --out."
+)
 
 
 def run(out: Path, display: Display, *, seed: int = 0, short: bool = False) -> dict[str, Any]:
@@ -85,10 +90,11 @@ def run(out: Path, display: Display, *, seed: int = 0, short: bool = False) -> d
         )  # fmt: skip
     display.phase("drawing")
     picture = out / "demo.png"
-    figures.draw_demo(picture, runs)
+    figures.draw_demo(picture, runs, note=SHORT_TITLE if short else None)
     return {
         "runs": runs,
         "summary": summary(runs),
+        "note": SHORT_NOTE if short else None,
         "picture": str(picture),
         "next": shlex.join([program(), "info", str(out / "kril" / f"recording-{split.num_tasks - 1}.krn")]),
         "seconds": time.perf_counter() - started,
@@ -155,5 +161,7 @@ def demo(
         return
     show_table(result["runs"])
     print(f"\n{result['summary']}")
+    if result["note"]:
+        print(result["note"])
     print(f"The picture is {result['picture']}; the demo took {result['seconds']:.0f} s.")
     print(f"Next, look into the recording that KRIL kept:\n  {result['next']}")

@@ -15,12 +15,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from krnet.config import format_size, series_name
+from krnet.config import format_size, series_name, settings_text
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
 Rows = list[tuple[str, str]]
+FROM_FEATURES = ("channels", "height", "width", "vector", "groups")  # settings that follow from the features
 
 
 def say(text: str) -> None:
@@ -42,7 +44,7 @@ def show(result: Mapping[str, Any], rows: Rows, as_json: bool) -> None:
     for name, text in rows:
         table.add_row(name, text)
     # Without a terminal rich wraps at 80 columns, which would break paths.
-    Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False).print(table)
+    _print_table(table, Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False))
 
 
 def show_json(value: Any) -> None:
@@ -90,7 +92,14 @@ def print_unwrapped(table: Table) -> None:
     from rich.console import Console
 
     width = Console(width=10_000).measure(table).maximum
-    Console(width=width, highlight=False, markup=False).print(table)
+    _print_table(table, Console(width=width, highlight=False, markup=False))
+
+
+def _print_table(table: Table, console: Console) -> None:
+    """Print a table without the blanks that rich fills its lines with."""
+    with console.capture() as captured:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def short_size(num_bytes: int) -> str:
@@ -107,12 +116,13 @@ def percent(share: float | None) -> str:
 
 
 def plan_rows(plan: Mapping[str, Any]) -> Rows:
+    settings = settings_text(plan["settings"], without=FROM_FEATURES)
     if "krnet_bytes" not in plan:  # only the storage table of the paper's network has it
         limit = "at most " if plan["is_budget"] else ""
         classes = f", {plan['num_classes']:,} classes" if plan["num_classes"] > 1 else ""
         return [
             ("samples", f"{plan['num_samples']:,} of {shape_text(plan['shape'])}{classes}"),
-            ("recorder", ": ".join(filter(None, [plan["recorder"], settings_text(plan["settings"])]))),
+            ("recorder", ": ".join(filter(None, [plan["recorder"], settings]))),
             ("features", megabytes(plan["feature_bytes"])),
             ("file", f"{limit}{megabytes(plan['file_bytes'])}, {ratio_text(plan['compression_ratio_bytes'])}"),
             ("per value", f"{plan['bits_per_value']:.3f} bits"),
@@ -120,7 +130,7 @@ def plan_rows(plan: Mapping[str, Any]) -> Rows:
     return [
         ("samples", f"{plan['num_samples']:,} of {shape_text(plan['shape'])}"),
         ("classes", f"{plan['num_classes']:,} in {plan['num_groups']:,} groups"),
-        ("network", settings_text(plan["settings"])),
+        ("network", settings),
         ("features", megabytes(plan["feature_bytes"])),
         ("KRNet", megabytes(plan["krnet_bytes"])),
         ("  weights", megabytes(plan["krnet_network_bytes"])),
@@ -136,17 +146,19 @@ def plan_rows(plan: Mapping[str, Any]) -> Rows:
 
 
 def info_rows(info: Mapping[str, Any]) -> Rows:
+    """What a user needs to know of a recording; `--json` prints everything."""
+    from krnet.recorders.base import get_recorder  # imports torch
+
     classes = "no labels" if info["num_classes"] is None else f"{info['num_classes']:,} classes"
+    settings = get_recorder(info["recorder"]).settings_text(info["settings"])
     return [
         ("recording", info["path"]),
         ("samples", f"{info['num_samples']:,} of {shape_text(info['shape'])}, {classes}"),
-        ("recorder", f"{info['recorder']}: {settings_text(info['settings'])}"),
-        ("features", megabytes(info["feature_bytes"])),
+        ("features", format_size(info["feature_bytes"])),
         ("file", f"{megabytes(info['bytes'])}, {ratio_text(info['compression_ratio'])}"),
-        ("per sample", f"{info['bytes_per_sample']:,.1f} bytes, {info['bits_per_value']:.3f} bits per value"),
-        ("R2", f"{info['r2']:.5f} (MSE {info['mse']:.3g} of values scaled to 0..1 per channel)"),
-        ("fast replay", fast_error_text(info)),
-        ("zeros", f"{100 * info['zero_ratio']:.1f} % of the features"),
+        ("per sample", f"{info['bytes_per_sample']:,.1f} bytes"),
+        ("R2", f"{info['r2']:.4f}"),
+        ("recorder", f"{info['recorder']}: {settings}" if settings else info["recorder"]),
         ("fit", fit_text(info)),
     ]
 
@@ -154,21 +166,12 @@ def info_rows(info: Mapping[str, Any]) -> Rows:
 def fit_text(info: Mapping[str, Any]) -> str:
     if not info["iterations"]:
         return f"{info['fit_seconds']:.1f} s" if info["fit_seconds"] >= 0.05 else "none needed"
-    return f"{info['fit_seconds']:.1f} s, {info['iterations']:,} iterations, stopped by {info['stopped_by']}"
+    return f"{info['fit_seconds']:.1f} s, {info['iterations']:,} iterations"
 
 
 def number_below(value: float, limit: float) -> str:
     """Format a value below `limit` with four digits, or with as many as it takes to look smaller than `limit`."""
     return next(text for digits in range(4, 18) if float(text := f"{value:.{digits}f}") < limit or digits == 17)
-
-
-def fast_error_text(info: Mapping[str, Any]) -> str:
-    """Describe the error that bf16 adds; it is measured on a GPU."""
-    if info["fast_extra_mse"] is None:
-        return "extra error not measured: that takes a GPU, when recording or opening; on a CPU fast is exact"
-    if info["fast_extra_mse"] == 0:
-        return "the same as exact"
-    return f"adds {info['fast_extra_mse']:.3g} to the MSE (bf16, on a GPU)"
 
 
 def verify_rows(report: Mapping[str, Any]) -> Rows:
@@ -257,12 +260,6 @@ def ratio_text(ratio: float) -> str:
 
 def shape_text(shape: Sequence[int]) -> str:
     return "×".join(map(str, shape)) or "one number"
-
-
-def settings_text(settings: Mapping[str, Any]) -> str:
-    """List the settings, except those that follow from the features."""
-    hidden = ("channels", "height", "width", "vector", "groups")
-    return ", ".join(f"{name} {value}" for name, value in settings.items() if name not in hidden)
 
 
 def show_rate(result: Mapping[str, Any]) -> None:

@@ -33,7 +33,7 @@ from krnet.features.feature_file import (
 )
 from krnet.features.image_batches import ArrayBatches, Batch, LoaderBatches, open_batches
 from krnet.features.source import open_features
-from krnet.features.trunk import Network, Rows, at_work
+from krnet.features.trunk import Rows, TrunkRunner, at_work
 from krnet.io.atomic import AnyPath, refuse_overwriting
 from krnet.progress import Progress, Watch, closing_watch
 
@@ -104,26 +104,26 @@ def extract(
     refuse_overwriting([path, partial_path(path)], inputs)
     source = open_batches(images, labels, batch_size=batch_size, key=key)
     with at_work(trunk, device) as torch_device, exact_math(), torch.no_grad():
-        network = Network(trunk, torch_device, dtype, mean, std)
+        runner = TrunkRunner(trunk, torch_device, dtype, mean, std)
         if resume and path.exists() and not partial_path(path).exists():
-            _check_finished(path, source, network)
+            _check_finished(path, source, runner)
         else:
-            _write_all(path, source, network, resume, watch)
+            _write_all(path, source, runner, resume, watch)
     return path
 
 
 def _write_all(
-    path: Path, source: ArrayBatches | LoaderBatches, network: Network, resume: bool, watch: Watch | None
+    path: Path, source: ArrayBatches | LoaderBatches, runner: TrunkRunner, resume: bool, watch: Watch | None
 ) -> None:
     store = Store(path, UnfinishedFile.reopen(path) if resume else None)
     try:
         first_row = store.resume_at(source)
         unwritten: Rows | None = None  # one batch behind: on a GPU the next one is being computed meanwhile
-        for num_batches, (first, images, labels) in enumerate(source.batches(first_row, network.device), 1):
+        for num_batches, (first, images, labels) in enumerate(source.batches(first_row, runner.device), 1):
             if first + len(images) <= first_row:
                 store.skip(labels)
                 continue
-            rows = network.rows(first, images, labels)
+            rows = runner.rows(first, images, labels)
             if unwritten is not None:
                 store.add(unwritten)
             unwritten = rows
@@ -220,17 +220,17 @@ def _check_same_rows(path: Path, before: Tensor, now: Tensor) -> None:
         )
 
 
-def _check_finished(path: Path, source: ArrayBatches | LoaderBatches, network: Network) -> None:
+def _check_finished(path: Path, source: ArrayBatches | LoaderBatches, runner: TrunkRunner) -> None:
     """Refuse a finished file of other work: compare settings, number of samples, labels, and the first batch."""
     work = read_work(path)
     stored = open_features(path, key="features")
     if source.num_samples is not None and source.num_samples != len(stored):
         raise _other_number(path, len(stored), str(source.num_samples))
-    batches = source.batches(0, network.device)
+    batches = source.batches(0, runner.device)
     first, images, labels = next(batches, (0, None, None))
     if images is None:
         raise _no_images(source.name)
-    rows = network.rows(first, images, labels)
+    rows = runner.rows(first, images, labels)
     rows.wait()
     check_same_work(path, work, rows.work)
     ids = torch.arange(min(len(rows.values), len(stored)))

@@ -1,6 +1,6 @@
 """Run a trunk over batches of images: the way from the images to rows of a file of features.
 
-    images (B, C, H, W) -> Network.rows: scale -> trunk -> check -> Rows: features (B, *shape) on the CPU
+    images (B, C, H, W) -> TrunkRunner.rows: scale -> trunk -> check -> Rows: features (B, *shape) on the CPU
 
 On a GPU the copy to the CPU has its own stream: the trunk goes on with the next batch meanwhile.
 """
@@ -94,7 +94,7 @@ class Rows:
             )
 
 
-class Network:
+class TrunkRunner:
     """The trunk with what comes before it (scaling) and after it (checks, the copy to the CPU)."""
 
     def __init__(self, trunk: nn.Module, device: torch.device, dtype: str, mean: Any, std: Any):

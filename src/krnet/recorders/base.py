@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from krnet.config import unknown_setting
+from krnet.config import settings_text, unknown_setting
 from krnet.errors import (
     InputError,
     MissingTensorError,
@@ -201,6 +201,10 @@ class Recorder(ABC):
         """Names of the settings that a caller may give."""
         return frozenset(f.name for f in fields(self.config_class)) - self.derived
 
+    def settings_text(self, settings: Mapping[str, Any]) -> str:
+        """List the settings that are not at their defaults, without derived ones."""
+        return settings_text(settings, self.config_class, without=self.derived)
+
     def preset_for(self, shape: tuple[int, ...]) -> str | None:
         """The preset made for maps of this shape, if there is one."""
         return None
@@ -260,6 +264,15 @@ class Recorder(ABC):
             return 0
         stored = self.stored(shape, num_samples, known)
         return tensor_bytes({name: tensor for name, tensor in stored.items() if tensor.is_fixed})
+
+    def smallest_bytes(self, job: Job) -> tuple[int, int]:
+        """(least, enough), for the samples and the settings of a job, which are complete; needs no fit.
+
+        A budget below `least` leaves no byte for the features; one of `enough` bytes can be met. Unless a recorder
+        knows better, both are `least_bytes`.
+        """
+        least = self.least_bytes(len(job.source), job.source.shape, job.settings)
+        return least, least
 
     def storage_table(
         self, shape: tuple[int, ...], class_counts: list[int], preset: str | None, settings: Mapping[str, Any]

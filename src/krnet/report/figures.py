@@ -146,18 +146,19 @@ def spaced(values: Sequence[float], gap: float, bottom: float) -> list[float]:
     return places
 
 
-def draw_demo(path: Path, runs: Mapping[str, Mapping[str, Any]]) -> None:
-    """Draw the accuracy after each task as lines, and the bytes kept between tasks as bars."""
+def draw_demo(path: Path, runs: Mapping[str, Mapping[str, Any]], note: str | None = None) -> None:
+    """Draw the accuracy after each task as lines, and the bytes kept between tasks as bars.
+
+    note: stands in the title instead of what the bytes say
+    """
     matplotlib, Figure = require("matplotlib", "plot"), require("matplotlib.figure", "plot").Figure
 
     with matplotlib.rc_context(DEMO_FONT):
         figure = Figure(figsize=(12, 5.4), dpi=130, layout="constrained")
         figure.get_layout_engine().set(w_pad=0.15, h_pad=0.08)
         kril_kb, images_kb = (runs[name]["storage_bytes"]["total"] / 1e3 for name in ("KRIL", "all images"))
-        figure.suptitle(
-            f"KRIL remembers old digits in {kril_kb:.0f} kB; keeping all images takes {images_kb:.0f} kB",
-            fontsize=21, fontweight="bold",
-        )  # fmt: skip
+        title = f"KRIL remembers old digits in {kril_kb:.0f} kB; keeping all images takes {images_kb:.0f} kB"
+        figure.suptitle(note or title, fontsize=21, fontweight="bold")
         left, right = figure.subplots(1, 2, width_ratios=[1.35, 1])
         _draw_demo_accuracy(left, runs)
         _draw_demo_bytes(right, runs)

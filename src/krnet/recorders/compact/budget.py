@@ -3,6 +3,7 @@
     budget    -> plan_with_axes:    the number of axes with the least error, each with the finest step that fits
               -> plan_without_axes: the finest step that fits, tried for small data sets only
               -> the plan with the smaller expected error -> settings
+              -> smallest_bytes: what a file takes at least, however coarse its step
     target R2 -> step and number of axes whose error allows it -> estimated bytes
 
 Errors are predicted from principal components: `likely_error` says how much of their error training leaves.
@@ -18,7 +19,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from krnet.coding.matrix import Matrix, MatrixReader, MatrixStats, TooFineError, encode, evenly_spaced, measure
+from krnet.coding.matrix import (
+    CodedConfig,
+    Matrix,
+    MatrixReader,
+    MatrixStats,
+    TooFineError,
+    encode,
+    evenly_spaced,
+    measure,
+)
 from krnet.coding.search import bisect_log
 from krnet.coding.weights import coded_bits
 from krnet.config import from_dict
@@ -31,7 +41,7 @@ from krnet.recorders.base import Job
 from krnet.recorders.coded import SEARCH_ROWS
 from krnet.recorders.compact.axes_fit import axis_scale, axis_std_and_least_step, learn_axes
 from krnet.recorders.compact.codes import fixed_bytes, network_bytes
-from krnet.recorders.compact.network import CompactConfig, zero_map
+from krnet.recorders.compact.network import AXES_CODING, CompactConfig, zero_map
 from krnet.recorders.compact.values_fit import DEAD_ZONE, values_minus_zero
 from krnet.recorders.maps import coordinates, normalised_chunks
 from krnet.train.config import FitConfig
@@ -60,6 +70,7 @@ MAX_VALUES_WITHOUT_AXES = 1 << 24  # samples * values up to which a file without
 MIN_REPAIR_ERROR = 0.01  # share of the variance: below this quantisation error a network without axes does not pay
 MANY_SAMPLES = 4  # times as many samples as values: their principal axes suit other samples as well
 REPAIRED_SHARE = 0.45  # share of the quantisation error that such a network leaves
+STEP_AND_BUDGET_DIGITS = 40  # more characters, at most, than "1.0" and "1" take in the header
 # Error of samples that come later, as a share of the error in a file without a network. They are decoded without the
 # network, but with a step and centroids fitted to it. Measured on 500 CIFAR-100 maps: 1.2 after 60 iterations, 2 after
 # 1,500.
@@ -91,6 +102,26 @@ def for_budget(job: Job, budget: int) -> dict[str, Any]:
         if error_without_axes < likely_error(pca_error):
             return config_without_axes.to_settings()
     return config.to_settings()
+
+
+def smallest_bytes(job: Job) -> tuple[int, int]:
+    """Size of a file whose codes and axes are all 0: without the network, and with it, rounded up.
+
+    The network's size is an upper bound. A file may be smaller than that, so the first number leaves it out.
+    """
+    # The header holds step and most_bytes: with the fewest digits, the result does not depend on the budget.
+    config = replace(from_dict(CompactConfig, job.settings), step=1.0, most_bytes=1)
+
+    def bytes_of_zeros(num_rows: int, num_columns: int, coding: CodedConfig) -> float:
+        zeros = Matrix(lambda rows: torch.zeros(len(rows), num_columns), num_rows, num_columns)
+        return measure(zeros, coding, max_rows=1, num_planned=num_rows).size_bytes  # all rows are alike
+
+    num_values, num_axes = math.prod(job.source.shape), config.components
+    zero_bytes = bytes_of_zeros(job.num_planned, num_axes or num_values, config.coding)
+    if num_axes:
+        zero_bytes += bytes_of_zeros(num_values, num_axes, AXES_CODING)
+    least, enough = (fixed_bytes(job, c) + math.ceil(zero_bytes) for c in (replace(config, c1=0), config))
+    return least, 100 * math.ceil((enough + STEP_AND_BUDGET_DIGITS) / 100)
 
 
 def likely_error(pca_error: float) -> float:

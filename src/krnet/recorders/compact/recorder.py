@@ -79,6 +79,9 @@ class CompactRecorder(Recorder):
     def for_budget(self, job: Job, budget: int) -> dict[str, Any]:
         return {"most_bytes": budget} if job.start is not None else budgets.for_budget(job, budget)
 
+    def smallest_bytes(self, job: Job) -> tuple[int, int]:
+        return super().smallest_bytes(job) if job.start is not None else budgets.smallest_bytes(job)
+
     def likely_bytes(self, job: Job, target_r2: float) -> tuple[float, float] | None:
         return None if job.start is not None else budgets.likely_bytes(job, target_r2)
 
