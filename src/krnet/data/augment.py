@@ -17,11 +17,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def draw(batch_size: int, shift: int, flip: bool, seed: int, iteration: int) -> Tensor:
-    """Draw the crop and the flip of each image: (B, 3) int64 with dy and dx in 0..2*shift, flip 0 or 1."""
+def generator_for(seed: int, iteration: int) -> torch.Generator:
+    """Random numbers that depend on seed and iteration alone."""
     # Not seed + iteration: seed 1 at iteration 0 must differ from seed 0 at iteration 1.
     mixed_seed = int(np.random.SeedSequence((seed, iteration)).generate_state(1, np.uint64)[0])
-    generator = torch.Generator().manual_seed(mixed_seed)
+    return torch.Generator().manual_seed(mixed_seed)
+
+
+def draw(batch_size: int, shift: int, flip: bool, seed: int, iteration: int) -> Tensor:
+    """Draw the crop and the flip of each image: (B, 3) int64 with dy and dx in 0..2*shift, flip 0 or 1."""
+    generator = generator_for(seed, iteration)
     draws = torch.empty(batch_size, 3, dtype=torch.int64)
     draws[:, :2] = torch.randint(2 * shift + 1, (batch_size, 2), generator=generator)
     draws[:, 2] = torch.randint(1 + flip, (batch_size,), generator=generator)
