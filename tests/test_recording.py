@@ -394,7 +394,7 @@ def test_recording_leaves_the_file_alone_and_nothing_beside_it(tmp_path):
         ({"features": torch.full((3, 4), torch.nan)}, FeatureError, "sample 0 holds nan"),
         ({"features": torch.zeros(0, 4)}, FeatureError, "no samples"),
         ({"features": "nowhere.npy"}, FeatureError, r"nowhere\.npy: no such file"),
-        ({"key": "a"}, FeatureError, "key='a'"),
+        ({"key": "a"}, FeatureError, "the key 'a' was given for a single array"),
     ],
     ids=str,
 )

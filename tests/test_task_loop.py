@@ -538,5 +538,5 @@ def test_what_a_piece_of_work_announces_follows_its_name(digits: data.DataSet, t
     seen: list[Any] = []
     learn("kril", digits, tmp_path / "run", settings=GROWING, watch=seen.append)
     names = [progress.name for progress in seen if progress.share is None]
-    assert names.count("kril, task 0 of 1: recorder of the base task") == 1
-    assert "kril, task 0 of 1: recorder of the base task, choosing settings for the budget" in names
+    assert names.count("kril, base task: recorder") == 1
+    assert "kril, base task: recorder, choosing settings for the budget" in names

@@ -155,7 +155,7 @@ def test_a_narrow_terminal_breaks_no_number(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("COLUMNS", "40")
     result = run("finetune", *QUICK, "--epochs", 1, "-o", tmp_path / "run")
     (row,) = [line for line in result.stdout.splitlines() if line.startswith("finetune")]
-    assert re.fullmatch(r"finetune +(-?[\d.]+ +){6}0 bytes +(\d+ +){2}", row), result.stdout
+    assert re.fullmatch(r"finetune +(-?[\d.]+ +){6}0 bytes +\d+ +\d+ *", row), result.stdout
 
 
 def a_run(method: str = "kril", forgetting: float | None = 0.1, total: int = 45_123, **more: Any) -> dict[str, Any]:
@@ -289,7 +289,7 @@ def test_the_whole_digits_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["data"] == "digits" and found["tasks"] == [9, 1]
-    for text in ("reading the images", "finetune, task 0 of 1: classifier", "task 1 of 1 done  accuracy cnn", " %"):
+    for text in ("reading the images", "finetune, base task: classifier", "task 1 of 1 done  accuracy ", " %"):
         assert text in done.stderr
 
 

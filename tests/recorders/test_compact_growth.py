@@ -70,10 +70,10 @@ def test_resume_refuses_a_finished_file_of_another_budget_than_the_default(featu
     path, some = tmp_path / "a.krn", features[:FIRST]
     made = record(some, path, iterations=2)
     assert record(some, path, resume=True).fingerprint == made.fingerprint
-    with pytest.raises(ResumeError, match=f"budget {made.info()['fit']['budget']}; this one is to have budget"):
+    with pytest.raises(ResumeError, match=f"budget of {made.info()['fit']['budget']} bytes. No budget is given now"):
         record(some, path, room=ROOM, resume=True)
     record(some, path, budget=BUDGET, iterations=2)
-    with pytest.raises(ResumeError, match=f"budget {BUDGET}; this one is to have budget"):
+    with pytest.raises(ResumeError, match=f"budget of {BUDGET} bytes. No budget is given now"):
         record(some, path, resume=True)
     assert len(record(features, grown[2], start=grown[1], resume=True)) == ROOM  # what grows has no default budget
 

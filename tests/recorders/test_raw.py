@@ -163,5 +163,5 @@ def test_a_krnet_does_not_start_from_raw_features(raw):
 def test_the_command_line_refuses_start_with_exit_1_and_writes_nothing(raw, tmp_path):
     np.save(tmp_path / "f.npy", raw[0].numpy())
     result = run("record", tmp_path / "f.npy", "-o", tmp_path / "x.krn", "--recorder", "raw", "--start", raw[2])
-    assert result.exit_code == 1 and "error: start is given" in result.stderr
+    assert result.exit_code == 1 and "error: --start is given" in result.stderr
     assert not (tmp_path / "x.krn").exists()
