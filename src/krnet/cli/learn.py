@@ -89,6 +89,16 @@ def learn(
             show_default="0: judge on the test images",
         ),
     ] = 0,
+    base_task: Annotated[
+        str | None,
+        typer.Option(
+            "--base",
+            metavar="paper|strong|FILE",
+            help="Base task: paper (each method's own), strong (one recipe for all methods, whose network tells new "
+            "classes apart better), or a trained one, base-*.krn in the folder of --shared.",
+            show_default="paper",
+        ),
+    ] = None,
     epochs: Annotated[
         int | None,
         typer.Option(
@@ -202,6 +212,7 @@ def learn(
         return
     options: dict[str, Any] = {"recorder": recorder, "budget": budget, "fixed_layers": fixed_layers, "epochs": epochs}
     options |= {"aux": 0.0 if no_aux else None, "kr2": False if no_kr2 else None, "single": True if single else None}
+    options["base"] = base_task
     given = merge(settings or [], **options)
     if epochs is not None:
         given.setdefault("base_epochs", epochs)

@@ -28,6 +28,7 @@ from krnet.data.dataset import DataSet
 from krnet.data.protocol import TaskSplit, task_name
 from krnet.errors import RecordingError, SettingError
 from krnet.io import archive
+from krnet.learners import base_task
 from krnet.nn import backbones, heads
 from krnet.nn.backbones import backbone_name
 from krnet.progress import Watch
@@ -75,6 +76,9 @@ class LearnerConfig:
     later: ClassVar[frozenset[str]] = frozenset({"epochs", "lr", "ce", "bn"})
     """Settings that do not affect the base task: runs that agree in all other settings share it."""
 
+    base: str = base_task.PAPER
+    """Base task: paper (the method's own), strong (one recipe for all methods, whose network tells new classes apart
+    better), or a file that a run with strong wrote to its folder of shared base tasks."""
     backbone: str | backbones.Factory = "resnet32"
     """Network: resnet32 (CIFAR), resnet18 (224 px), resnet18-small (32 to 64 px), resnet8 (digits); in Python also a
     function that returns a network."""
@@ -110,6 +114,7 @@ class LearnerConfig:
     """Crop and flip the training images at random."""
 
     def __post_init__(self) -> None:
+        base_task.check_base(self.base)
         if not callable(self.backbone):
             check_choice("backbone", self.backbone, backbones.BACKBONES)
         check_choice("shortcut", self.shortcut, backbones.SHORTCUTS)
@@ -129,7 +134,7 @@ class LearnerConfig:
     @classmethod
     def renewed(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
         """Convert settings that an earlier version of krnet saved to the form of this version."""
-        return dict(saved)
+        return {"base": base_task.PAPER, **saved}
 
     def schedule(self, task: int) -> Schedule:
         return Schedule(
@@ -211,6 +216,7 @@ class Learner(ABC):
 
     def __init__(self, context: Context, config: LearnerConfig):
         self._check_declarations()
+        base_task.check_head(config.base, self.name, self.head_class)
         self.context, self.config, self.device = context, config, context.device
         self.task = -1
         self.model = self._build()
@@ -254,8 +260,13 @@ class Learner(ABC):
             if self.config.bn == "frozen":
                 backbones.freeze_batchnorm(self.model)
 
-    def base_work(self) -> Descent:
-        """Train the base task, by cross entropy on its images. A learner may override this."""
+    def base_work(self) -> Work:
+        """Train the base task, or load it, as setting `base` says. By default by cross entropy on its images."""
+        base = self.config.base
+        if base in base_task.RECIPES:
+            return base_task.recipe_work(self, base_task.RECIPES[base])
+        if base != base_task.PAPER:
+            return base_task.BaseFile(self, Path(base))
         loss = lambda images, labels: F.cross_entropy(self.model(images).float(), labels)  # noqa: E731
         return self.descent("classifier", self.batches(self.context.task_ids(0)), loss, shared=self.base_settings())
 

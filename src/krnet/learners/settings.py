@@ -1,6 +1,6 @@
 """Resolve the settings of each method.
 
-defaults of the method < defaults for the image size < preset < settings of the caller     (the later wins)
+defaults of the method < base task < defaults for the image size < preset < settings of the caller  (the later wins)
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from krnet.config import unknown_setting
 from krnet.data.dataset import DataSet
 from krnet.errors import SettingError
 from krnet.learners import base
+from krnet.learners.base_task import base_settings
 
 
 def defaults_for(data: DataSet, method: str) -> dict[str, Any]:
@@ -52,5 +53,9 @@ def settings_of(
                     f"unknown setting {name!r} of {', '.join(methods)}: it is one of {', '.join(owners)}. Leave it out"
                 )
             raise unknown_setting(name, set().union(*known.values()))
-    merged = {m: {**defaults_for(data, m), **presets[m].get(preset or "", {}), **given} for m in methods}
+    merged = {}
+    for m in methods:
+        chosen = {**defaults_for(data, m), **presets[m].get(preset or "", {})}
+        base_name = given.get("base", chosen.get("base", base.get_learner(m).config_class.base))
+        merged[m] = {**base_settings(str(base_name)), **chosen, **given}
     return {m: {k: v for k, v in merged[m].items() if k in known[m]} for m in methods}

@@ -9,6 +9,7 @@ Methods differ in the batches and the loss that they pass in.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from krnet.data import augment
+from krnet.data import augment, trivial_augment
 from krnet.data.dataset import DataSet
 from krnet.device import Graphed, fast_math
 from krnet.features.sampler import BatchOrder
@@ -49,15 +50,24 @@ class Batches(Protocol):
 
 
 class Draws:
-    """Random crops and flips (B, 3) of every iteration, drawn for many at a time: one by one would take too long."""
+    """Random crops and flips (B, 3) of every iteration; with `trivial` also those of TrivialAugment, (B, 6) in all.
 
-    def __init__(self, batch_size: int, shift: int, flip: bool, seed: int, device: torch.device):
+    They are drawn for many iterations at a time: one by one would take too long.
+    """
+
+    def __init__(
+        self, batch_size: int, shift: int, flip: bool, seed: int, device: torch.device, *, trivial: bool = False
+    ):
         self.batch_size, self.shift, self.flip, self.seed, self.device = batch_size, shift, flip, seed, device
+        self.trivial = trivial
         self._block = lru_cache(maxsize=2)(self._draw)
 
     def _draw(self, block: int) -> Tensor:
-        drawn = augment.draw(ITERATIONS_PER_DRAW * self.batch_size, self.shift, self.flip, self.seed, block)
-        return drawn.view(ITERATIONS_PER_DRAW, self.batch_size, 3).to(self.device)
+        count = ITERATIONS_PER_DRAW * self.batch_size
+        drawn = augment.draw(count, self.shift, self.flip, self.seed, block)
+        if self.trivial:
+            drawn = torch.cat([drawn, trivial_augment.draw(count, self.seed, block)], dim=1)
+        return drawn.view(ITERATIONS_PER_DRAW, self.batch_size, -1).to(self.device)
 
     def __call__(self, iteration: int) -> Tensor:
         block, index = divmod(iteration, ITERATIONS_PER_DRAW)
@@ -76,15 +86,21 @@ class ImageBatches:
         seed: int,
         *,
         augmented: bool = True,
+        trivial: bool = False,
         transform: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
     ):
-        """transform(images, labels) is applied to each batch last; it is in the CUDA graph, so shapes must be fixed."""
+        """trivial: change the augmented images by TrivialAugment, too.
+
+        transform(images, labels) is applied to each batch last; it is in the CUDA graph, so shapes must be fixed.
+        """
         self.images, self.seed, self.transform = images, seed, transform
         self.labels, self.ids = labels.to(images.device), ids.to(images.device)
         self.order = BatchOrder(len(ids), batch_size, seed, device=images.device)
         self.batch_size, self.num_samples = self.order.batch_size, len(ids)
         data = images.data
-        self.draws = Draws(self.batch_size, data.shift, data.flip, seed, images.device) if augmented else None
+        self.draws = None
+        if augmented:
+            self.draws = Draws(self.batch_size, data.shift, data.flip, seed, images.device, trivial=trivial)
 
     def inputs(self, iteration: int) -> tuple[Tensor, ...]:
         chosen = self.ids[self.order.ids(iteration)]
@@ -110,19 +126,27 @@ class Images:
         """Normalised images (B, *input_shape) float32, channels last on a GPU. Without draws the crop is central."""
         data, pixels = self.data, self.pixels[ids]
         if draws is not None and (data.shift or data.flip):
-            pixels = augment.crop_flip(pixels, draws, data.pad, data.crop)
+            pixels = augment.crop_flip(pixels, draws[:, :3], data.pad, data.crop)
         else:
             pixels = augment.centre(pixels, data.crop)
+        if draws is not None and draws.shape[1] > 3:
+            pixels = trivial_augment.apply(pixels, draws[:, 3:])
         images = augment.standardise(pixels, self.mean, self.std)
         return images.contiguous(memory_format=torch.channels_last) if self.device.type == "cuda" else images
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Optimizer, epochs and learning rate, which is multiplied by `decay` at each of `drops` (shares of the run)."""
+    """Optimizer, epochs and learning rate.
+
+    The learning rate is multiplied by `decay` at each of `drops` (shares of the run); with the shape "cosine" it falls
+    to 0 as a cosine instead. Before, in the first share `warm_up` of the run, it rises linearly.
+    """
 
     epochs: int
     lr: float
+    shape: str = "steps"
+    warm_up: float = 0.0
     drops: tuple[float, ...] = (0.5, 0.75)
     decay: float = 0.1
     momentum: float = 0.9
@@ -131,6 +155,10 @@ class Schedule:
 
     def share(self, progress: float) -> float:
         """Factor of the learning rate at this progress, 0 to 1."""
+        if progress < self.warm_up:
+            return progress / self.warm_up
+        if self.shape == "cosine":
+            return (1 + math.cos(math.pi * (progress - self.warm_up) / (1 - self.warm_up))) / 2
         return self.decay ** sum(progress >= drop for drop in self.drops)
 
 
@@ -160,9 +188,11 @@ class Descent:
         *,
         groups: Sequence[Group] | None = None,
         shared: dict[str, Any] | None = None,
+        finished: Callable[[], None] | None = None,
     ):
+        """finished: called when the modules are trained or loaded."""
         self.name, self.modules, self.batches, self.loss = name, modules, batches, loss
-        self.schedule, self.device, self.shared = schedule, device, shared
+        self.schedule, self.device, self.shared, self.finished = schedule, device, shared, finished
         self.epochs: int | None = schedule.epochs
         self.iterations = max(1, round(schedule.epochs * batches.num_samples / batches.batch_size))
         groups = groups or [Group([p for p in modules.parameters() if p.requires_grad])]
@@ -249,7 +279,7 @@ class Descent:
         resume = saving is not None and saving.resume
         train(self, max_iterations=self.iterations, checkpoint=checkpoint, resume=resume, watch=watch)
         self.graph = None  # free its memory
-        self.modules.eval()
+        self._finish()
 
     def fingerprint(self) -> dict[str, Any]:
         sizes = str([tuple(p.shape) for group in self.groups for p in group.params])
@@ -264,7 +294,12 @@ class Descent:
     def take(self, result: dict[str, Tensor]) -> None:
         """Load the `result` of an earlier run instead of running."""
         self._load_modules(result)
+        self._finish()
+
+    def _finish(self) -> None:
         self.modules.eval()
+        if self.finished is not None:
+            self.finished()
 
     def _load_modules(self, state: dict[str, Tensor]) -> None:
         weights = {name.removeprefix("modules."): v for name, v in state.items() if name.startswith("modules.")}

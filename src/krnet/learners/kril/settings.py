@@ -121,7 +121,7 @@ class KrilConfig(LearnerConfig):
         own_settings = saved.get("recorder_settings")
         names = {"recorder": recorder_name(str(saved.get("recorder")), saved)}
         return {
-            **saved,
+            **super().renewed(saved),
             **names,
             "recorder_settings": parse_settings(own_settings) if isinstance(own_settings, str) else own_settings or {},
         }

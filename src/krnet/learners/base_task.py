@@ -1,0 +1,209 @@
+"""Recipes of the base task: how the network is trained on the first classes, before any method differs from another.
+
+    base=paper    each method's own training of its own network
+    base=strong   a recipe of this file, the same for every method  -> backbone, and one row of the head per class
+    base=FILE     the trained network of an earlier run, from its folder of shared base tasks
+
+With `strong` or a file all methods of a comparison start from the same weights.
+
+Why strong is as it is: a network that is frozen after the base task must tell apart classes that it has never seen. So
+recipes are compared by what a head learns on 25 further classes, never by the accuracy on the base classes.
+benchmarks/choose_base.py does it inside the base classes; docs/choices.md has its figures. Rotation labels are from Lee
+et al., "Self-supervised Label Augmentation via Input Transformations" (2020).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from krnet.data.dataset import DataSet
+from krnet.errors import RecordingError, ResumeError, SettingError
+from krnet.io import archive
+from krnet.nn import heads
+from krnet.progress import Watch
+from krnet.train.classifier import Descent, ImageBatches, Saving, Schedule
+
+if TYPE_CHECKING:
+    from krnet.learners.base import Learner
+
+PAPER = "paper"
+NUM_TURNS = 4  # 0, 90, 180 and 270 degrees
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseRecipe:
+    """A training of backbone and linear head by SGD, with a learning rate that rises linearly and falls as a cosine."""
+
+    epochs: int
+    """Epochs; setting base_epochs overrides it."""
+    lr: float
+    """Peak learning rate; setting base_lr overrides it."""
+    batch_size: int
+    """Images per update, each seen upright; with `rotations` each is seen turned, too."""
+    warm_up: float
+    """Share of the training in which the learning rate rises."""
+    weight_decay: float = 5e-4
+    momentum: float = 0.9
+    trivial: bool = True
+    """Change each image by TrivialAugment."""
+    rotations: bool = True
+    """Learn each image also turned by 90, 180 or 270 degrees; a class turned by an angle is a class of its own."""
+
+    def for_data(self, data: DataSet) -> BaseRecipe:
+        """Images that may not be mirrored (digits) may not be turned either: their meaning depends on it."""
+        if data.flip:
+            return self
+        values = asdict(self) | {"trivial": False, "rotations": False}
+        return BaseRecipe(**values)
+
+
+RECIPES = {"strong": BaseRecipe(epochs=300, lr=0.5, batch_size=256, warm_up=1 / 30)}
+
+
+def base_settings(name: str) -> dict[str, Any]:
+    """The settings of a learner that follow from the name of its base task."""
+    recipe = RECIPES.get(name)
+    if recipe is None:
+        return {}
+    # The recipe is defined for one network: with its last ReLU, and with shortcuts that LUCIR and the paper use.
+    return {"base_epochs": recipe.epochs, "base_lr": recipe.lr, "last_relu": True, "shortcut": "B"}
+
+
+def check_head(name: str, method: str, head: type) -> None:
+    """Refuse a recipe or a file, whose head is linear, for a method with another head."""
+    if name != PAPER and not issubclass(head, heads.LinearHead):
+        raise SettingError(f"base is {name!r}; expected paper: the head of {method} is a {head.__name__}, not linear")
+
+
+def check_base(name: str) -> None:
+    if name != PAPER and name not in RECIPES and not Path(name).is_file():
+        known = ", ".join((PAPER, *RECIPES))
+        raise SettingError(f"base is {name!r}; expected {known}, or the file of a trained base task")
+
+
+def turn(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Add a turned copy of each image: a third of them by 90 degrees, a third by 180, a third by 270.
+
+    The class c turned n times has label 4 c + n. Batches are drawn at random, so the position decides the angle.
+    """
+    parts = images.tensor_split(NUM_TURNS - 1)
+    turned = [part.rot90(n, (2, 3)) for n, part in enumerate(parts, start=1)]
+    turns = torch.cat([torch.full((len(p),), n, device=labels.device) for n, p in enumerate(parts, start=1)])
+    rows = torch.cat([images, *turned])
+    if images.is_cuda:
+        rows = rows.contiguous(memory_format=torch.channels_last)
+    return rows, torch.cat([NUM_TURNS * labels, NUM_TURNS * labels + turns])
+
+
+def recipe_work(learner: Learner, recipe: BaseRecipe) -> Descent:
+    """Train the learner's backbone with a head of the recipe, and give the learner's head the rows of its classes."""
+    context, config = learner.context, learner.config
+    recipe = recipe.for_data(context.data)
+    outputs = NUM_TURNS if recipe.rotations else 1
+    head = heads.LinearHead(learner.model.head.feature_dim, outputs * context.num_seen(0))
+    model = learner.to_device(heads.Classifier(learner.model.backbone, head))
+    batches: Any = ImageBatches(
+        context.train,
+        context.train_labels,
+        context.task_ids(0),
+        recipe.batch_size,
+        context.seed_for(0),
+        augmented=config.augment,
+        trivial=recipe.trivial and config.augment,
+        transform=turn if recipe.rotations else None,
+    )
+    schedule = Schedule(
+        epochs=config.base_epochs,
+        lr=config.base_lr,
+        shape="cosine",
+        warm_up=recipe.warm_up,
+        momentum=recipe.momentum,
+        weight_decay=recipe.weight_decay,
+    )
+    loss = lambda images, labels: F.cross_entropy(model(images).float(), labels)  # noqa: E731
+    name = f"classifier ({config.base})"
+    finished = lambda: take_rows(learner, head, outputs)  # noqa: E731
+    shared = shared_settings(learner) | {"recipe": asdict(recipe)}
+    return Descent(name, model, batches, loss, schedule, learner.device, shared=shared, finished=finished)
+
+
+def shared_settings(learner: Learner) -> dict[str, Any]:
+    """All that the trained network depends on, the recipe aside: the same for every method."""
+    context, config = learner.context, learner.config
+    settings = {"base_epochs": config.base_epochs, "base_lr": config.base_lr, "augment": config.augment}
+    return settings | origin(learner) | {"seed": context.seed, "device": learner.device.type}
+
+
+def origin(learner: Learner) -> dict[str, Any]:
+    """What a file must agree with: the images, the classes in their order, and the network."""
+    context = learner.context
+    found = {"data": context.data.digest, "order": context.split.hash, "base_classes": len(context.split.tasks[0])}
+    return found | {"network": repr(learner.model.backbone)}
+
+
+@torch.no_grad()
+def take_rows(learner: Learner, head: heads.Head, outputs: int) -> None:
+    """Copy a trained head's rows, the upright one of each class, into the learner's head."""
+    (rows,), (trained,) = learner.model.head.linears, head.linears
+    for own, other in ((rows.weight, trained.weight), (rows.bias, trained.bias)):
+        own.zero_()
+        own[:: learner.outputs_per_class] = other[::outputs]
+
+
+class BaseFile:
+    """A Work that trains nothing: it loads a base task that an earlier run has trained."""
+
+    shared: dict[str, Any] | None = None
+    epochs: int | None = None
+
+    def __init__(self, learner: Learner, path: Path):
+        self.learner, self.path = learner, path
+        self.name = f"classifier from {path}"
+        self.tensors, self.outputs = read_base(path, origin(learner))
+
+    def run(self, saving: Saving | None, watch: Watch | None) -> None:
+        self.take(self.tensors)
+
+    def result(self) -> dict[str, Tensor]:
+        return self.tensors
+
+    def take(self, result: dict[str, Tensor]) -> None:
+        model, prefix = self.learner.model, "modules.backbone."
+        weights = {name.removeprefix(prefix): value for name, value in result.items() if name.startswith(prefix)}
+        model.backbone.load_state_dict(weights)
+        with torch.device("meta"):
+            head = heads.LinearHead(model.head.feature_dim, len(result["modules.head.parts.0.bias"]))
+        head.load_state_dict(
+            {name.removeprefix("modules.head."): v for name, v in result.items() if name.startswith("modules.head.")},
+            assign=True,
+        )
+        take_rows(self.learner, head, self.outputs)
+        model.eval()
+
+
+def read_base(path: Path, expected: dict[str, Any]) -> tuple[dict[str, Tensor], int]:
+    """The tensors of a trained base task and its outputs per class. Another data set, order or network is refused."""
+    try:
+        saved = archive.open_archive(path)
+        made_with = saved.metadata.get("settings", {})
+        tensors = {name: saved.tensor(name) for name in saved.names}
+    except RecordingError as error:
+        raise type(error)(f"{error}. Give --base strong to train it again") from error
+    if saved.metadata.get("kind") != "work" or "recipe" not in made_with:
+        raise SettingError(
+            f"{path}: holds no base task of a recipe; expected a file that `krnet learn --base strong` wrote to its "
+            f"folder of shared base tasks"
+        )
+    for name, value in expected.items():
+        if made_with.get(name) != value:
+            raise ResumeError(
+                f"{path}: trained with another {name} than this run has, so it may have seen images that the run tests "
+                f"or learns later. Give a file of the same data set, class order, base classes and backbone"
+            )
+    return tensors, NUM_TURNS if made_with["recipe"].get("rotations") else 1
