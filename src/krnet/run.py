@@ -187,7 +187,7 @@ class Run(dict[str, Any]):
         """
         learner = self._learner
         columns = learner.context.split.position * learner.outputs_per_class
-        network = copy.deepcopy(learner.model).requires_grad_(True)
+        network = copy.deepcopy(learner.classifier()).requires_grad_(True)
         return ImageClassifier(network, self._data, columns).to(learner.device).eval()
 
     def predict(self, images: Any) -> Tensor:

@@ -36,6 +36,7 @@ from krnet.io.header import RESTORE
 from krnet.io.lock import working_in
 from krnet.io.temporary import TemporaryFolder
 from krnet.learners import base
+from krnet.learners.base_task import check_base
 from krnet.learners.scores import scores, storage
 from krnet.learners.settings import settings_of
 from krnet.progress import Progress, Watch, closing_watch
@@ -175,6 +176,7 @@ def _make_plan(
     torch_device = pick_device(device)
     learner_class = base.get_learner(method)
     config = base.make_config(learner_class, settings)
+    check_base(config.base)
     fingerprint = {
         "method": method,
         "validation": data.validation,
@@ -399,7 +401,7 @@ def _summarize(learner: base.Learner, results: Results, data: DataSet) -> dict[s
         "storage_bytes": storage(results.storage[-1], image_bytes),
         "storage_bytes_by_task": [storage(parts, image_bytes)["total"] for parts in results.storage],
         "storage_files": {part: path.name for part, path in learner.kept_files().items()},
-        "network_bytes": base.num_bytes(learner.model.state_dict()),
+        "network_bytes": sum(base.num_bytes(module.state_dict()) for module in learner.deployed().values()),
         "seconds": sum(results.task_seconds),
         "task_seconds": results.task_seconds,
         "settings": fingerprint["settings"],

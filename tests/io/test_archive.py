@@ -326,6 +326,14 @@ def test_a_short_foreign_file_is_no_recording(tmp_path):
         open_archive(tmp_path / "a.krn")
 
 
+@pytest.mark.parametrize("size", range(9))
+def test_a_few_foreign_bytes_are_refused_without_allocating_what_they_claim(tmp_path, size):
+    path = tmp_path / "x.krn"
+    path.write_bytes(b"\xff" * size)
+    with pytest.raises(errors.RecordingError):
+        open_archive(path)
+
+
 def test_a_header_larger_than_allowed_is_refused_before_it_is_read(recording):
     content = recording.read_bytes()
     for length in (module.MAX_HEADER_BYTES + 1, 2**64 - 1):

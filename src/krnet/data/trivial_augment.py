@@ -49,7 +49,7 @@ def apply(images: Tensor, draws: Tensor) -> Tensor:
     share = strength.float() / (NUM_STRENGTHS - 1)  # 0 to 1
     signed = torch.where(sign > 0, -share, share)
     pixels = move(images, operation, signed).float()
-    changed = {**blends(pixels, 1 + MAX_BLEND * signed), **curves(pixels, share)}
+    changed = {**blends(pixels, 1 + MAX_BLEND * signed), **curves(pixels, strength)}
     for name, values in changed.items():
         chosen = (operation == OPERATIONS.index(name))[:, None, None, None]
         pixels = torch.where(chosen, values, pixels)
@@ -106,16 +106,17 @@ def blends(pixels: Tensor, factor: Tensor) -> dict[str, Tensor]:
     return {name: (factor * pixels + (1 - factor) * other).clamp(0, 255) for name, other in plainer.items()}
 
 
-def curves(pixels: Tensor, share: Tensor) -> dict[str, Tensor]:
-    """By operation: each pixel by itself, through a curve that depends on its image. share (B,): 0 to 1."""
-    share = share[:, None, None, None]
-    lost_bits = (share * (8 - LEAST_BITS)).round()
+def curves(pixels: Tensor, strength: Tensor) -> dict[str, Tensor]:
+    """By operation: each pixel by itself, through a curve that depends on its image. strength (B,): 0 to 30."""
+    strength = strength[:, None, None, None]
+    lost_bits = (strength * (8 - LEAST_BITS) / (NUM_STRENGTHS - 1)).round()
     unit = torch.exp2(lost_bits)
+    threshold = 255 - strength * (255 / (NUM_STRENGTHS - 1))
     low, high = pixels.amin((2, 3), keepdim=True), pixels.amax((2, 3), keepdim=True)
     stretched = (pixels - low) * (255 / (high - low).clamp(min=1))
     return {
         "posterize": (pixels / unit).floor() * unit,
-        "solarize": torch.where(pixels >= 255 * (1 - share), 255 - pixels, pixels),
+        "solarize": torch.where(pixels >= threshold, 255 - pixels, pixels),
         "autocontrast": torch.where(high > low, stretched, pixels),
         "equalize": equalize(pixels),
     }

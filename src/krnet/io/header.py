@@ -127,11 +127,13 @@ def refuse(
 def read_head(path: Path, file: BufferedReader, nbytes: int) -> bytes:
     """Read the length bytes and the header; the length is checked before that many bytes are allocated."""
     start = file.read(LENGTH_BYTES + len(MAGIC))
-    length, magic = int.from_bytes(start[:LENGTH_BYTES], "little"), start[LENGTH_BYTES:]
+    # Of a file that ends within the length bytes, the length is unknown.
+    length = int.from_bytes(start[:LENGTH_BYTES], "little") if len(start) >= LENGTH_BYTES else 0
+    magic = start[LENGTH_BYTES:]
     if not MAGIC.startswith(magic):
         found, advice = f"{magic!r} at byte {LENGTH_BYTES}", "This is no recording: check the path"
         raise refuse(errors.NotARecordingError, path, found, f"{MAGIC!r}", advice)
-    if len(start) >= LENGTH_BYTES and length > MAX_HEADER_BYTES:
+    if length > MAX_HEADER_BYTES:
         found, advice = f"claims a header of {length} bytes", f"Damaged. {RESTORE}"
         raise refuse(errors.HeaderTooLargeError, path, found, f"at most {MAX_HEADER_BYTES}", advice)
     end = LENGTH_BYTES + max(length, len(MAGIC))

@@ -114,7 +114,6 @@ class LearnerConfig:
     """Crop and flip the training images at random."""
 
     def __post_init__(self) -> None:
-        base_task.check_base(self.base)
         if not callable(self.backbone):
             check_choice("backbone", self.backbone, backbones.BACKBONES)
         check_choice("shortcut", self.shortcut, backbones.SHORTCUTS)
@@ -336,6 +335,10 @@ class Learner(ABC):
 
     # ------------------------------------------------------------------ predicting
 
+    def classifier(self) -> nn.Module:
+        """The network as it is now: images (B, C, H, W) -> outputs (B, outputs)."""
+        return self.model
+
     def predict(self, images: Tensor) -> dict[str, Tensor]:
         """By row: scores (B, classes seen). The answer is the class with the largest score."""
         return {"cnn": self.class_scores(self.model(images))}
@@ -354,6 +357,10 @@ class Learner(ABC):
 
     def modules(self) -> dict[str, nn.Module]:
         """Modules whose parameters and buffers belong to `state`."""
+        return {"model": self.model}
+
+    def deployed(self) -> dict[str, nn.Module]:
+        """The modules that `predict` uses."""
         return {"model": self.model}
 
     def extra_state(self) -> dict[str, Tensor]:

@@ -23,15 +23,14 @@ class Readout(nn.Module):
         parts = [statistics(maps)]
         for layer in self.layers:
             maps = layer(maps)
-            if maps.dim() == 4 and maps.shape[2] * maps.shape[3] == 1 or maps.dim() < 4 and len(self.layers) > 1:
-                continue  # a pooled map: the mean of the layer before
-            parts.append(statistics(maps))
+            if maps.shape[2:].numel() > 1 or len(self.layers) == 1:  # a pooled map is the mean of the layer before
+                parts.append(statistics(maps))
         return torch.cat(parts, dim=1)
 
 
 def statistics(maps: Tensor) -> Tensor:
     """(B, c, ...) -> (B, 2 c): mean and standard deviation of each channel over its positions; vectors stay."""
+    if maps.shape[2:].numel() == 1:
+        return maps.float().flatten(1)
     values = maps.float().flatten(2)
-    if values.dim() == 2 or values.shape[2] == 1:
-        return values.flatten(1)
     return torch.cat([values.mean(2), values.std(2, correction=0)], dim=1)

@@ -20,6 +20,10 @@ stay as they are. The recorders pca, quantized, transform and pq do the same. Th
 tasks. Each task is then recorded before F2 learns it, so that F2 sees new samples as coarse as old ones
 (`new_features=replayed`); otherwise it would learn to tell them apart by their precision.
 
+With head=solved nothing is trained after the base task, or F2 alone is (`plastic`): after each task the head is solved
+from the replays of all samples. It reads all layers of F2. The network then sees test maps as the recorder would replay
+them (`through_recorder`); the recording belongs to it.
+
 Any recorder may replace KRNet. One of them, `images`, is a rival for comparison, which breaks KRIL's promise: it keeps
 all old images, compressed, and replays them through F1.
 """
@@ -33,7 +37,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from krnet.errors import SettingError
 from krnet.learners.base import EVALUATION_BATCH, Context, Learner, Work, register
@@ -41,7 +45,25 @@ from krnet.learners.kril.batches import MixedBatches, NewFeatures, SampleValues,
 from krnet.learners.kril.recordings import RecorderFit, Recordings
 from krnet.learners.kril.settings import KrilConfig
 from krnet.nn import backbones, heads
+from krnet.nn.readout import Readout
+from krnet.nn.solved_head import SolvedHead
 from krnet.train.classifier import Group
+
+SOLVED_HEAD_PART = 7  # of Context.seed_for
+
+
+class ThroughRecorder(nn.Module):
+    """maps (B, c, h, w) -> the same maps as the recording of a task would replay them"""
+
+    def __init__(self, recordings: Recordings, task: int):
+        super().__init__()
+        self.recordings, self.task = recordings, task
+
+    def forward(self, maps: Tensor) -> Tensor:
+        return self.recordings.project(self.task, maps)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ThroughRecorder:
+        return self  # it has no weights: they are in the recording's file
 
 
 @register
@@ -61,11 +83,25 @@ class Kril(Learner):
         backbone = self.model.backbone
         self.trunk, self.tail = backbones.cut(backbone, config.fixed_layers)
         self.f2 = heads.Classifier(self.tail, self.model.head)
-        self.recordings = Recordings(context, config, self.trunk, self.tail)
+        self.readout = Readout(self.tail)
+        # With recorded=vectors the trunk of the recordings ends in the readout.
+        self.encoder = self.trunk if config.recorded == "maps" else nn.Sequential(self.trunk, self.readout)
+        self.recordings = Recordings(context, config, self.encoder, self.tail)
+        self.solved: SolvedHead | None = None
+        if config.head == "solved":
+            self.solved = self._make_solved_head()
         if config.flip_replays and not context.data.flip:
             raise SettingError(f"flip_replays is set, and {context.data.name} is not to be mirrored; leave it out")
         if config.budget is not None:
-            self.recordings.check_budget(self._map_shape())
+            self.recordings.check_budget(self._shape_of(self.encoder))
+
+    def _make_solved_head(self) -> SolvedHead:
+        c = self.config
+        readings = nn.Sequential(self.trunk, self.readout)
+        (num_readings,) = self._shape_of(readings)
+        seed = self.context.seed_for(0, SOLVED_HEAD_PART)
+        head = SolvedHead(num_readings, c.random_features, self.context.num_seen(0), seed, c.ridge)
+        return head.to(self.device)
 
     def learn(self, task: int) -> Iterator[Work]:
         self.expand(task)
@@ -74,26 +110,35 @@ class Kril(Learner):
         if task == 0:
             yield self.base_work()
             self.model.eval()
-            yield self.recordings.fit(task, self.apply(self.trunk, self.context.train, ids), labels)
-            return
-        self.recordings.delete_before(task)
-        self.model.eval()
-        replays, old_labels = self.recordings.replay(task - 1)
-        new = NewFeatures(self.trunk, self.context.train, ids, labels, self.config.new_features_kind, self)
+            yield self.recordings.fit(task, self.apply(self.encoder, self.context.train, ids), labels)
+        else:
+            self.recordings.delete_before(task)
+            self.model.eval()
+            yield from self._learn_later(task, ids, labels)
+        if self.solved is not None:
+            self.model.eval()
+            self._solve_head(self.solved, *self.recordings.replay(task))
 
-        def fit_recorder() -> RecorderFit:
+    def _learn_later(self, task: int, ids: Tensor, labels: Tensor) -> Iterator[Work]:
+        replays, old_labels = self.recordings.replay(task - 1)
+
+        def fit_recorder(features: Tensor) -> RecorderFit:
             # The next recorder learns from the replays of the last one. With two files, that of the base task stays.
             recorded = old_labels >= (0 if self.recordings.one_file else self.context.num_seen(0))  # (N,) bool
-            features = torch.cat([replays[recorded.to(replays.device)], new.plain])
+            features = torch.cat([replays[recorded.to(replays.device)], features])
             return self.recordings.fit(task, features, torch.cat([old_labels[recorded], labels]))
 
+        if not self.config.plastic:
+            yield fit_recorder(self.apply(self.encoder, self.context.train, ids))
+            return
+        new = NewFeatures(self.trunk, self.context.train, ids, labels, self.config.new_features_kind, self)
         record_first = self.config.new_features_kind == "replayed"
         if record_first:
-            yield fit_recorder()
+            yield fit_recorder(new.plain)
             new.replace(*self.recordings.replay(task, first=self.context.new_classes(task).start))
         yield self.f2_work(replays, old_labels, new)
         if not record_first:
-            yield fit_recorder()
+            yield fit_recorder(new.plain)
 
     def f2_work(self, replays: Tensor, old_labels: Tensor, new: NewFeatures) -> Work:
         """Train F2 by L_cls on all samples and L_aux on the replayed ones; L_aux keeps F2's features of old samples."""
@@ -125,11 +170,45 @@ class Kril(Learner):
         super().expand(task)
         if task > 0:
             self.trunk.requires_grad_(False)
+            if self.solved is not None:
+                self.solved.grow(len(self.context.split.tasks[task]))
 
     @torch.no_grad()
-    def _map_shape(self) -> torch.Size:
+    def _shape_of(self, module: nn.Module) -> torch.Size:
+        """Shape of a sample's output of a module that reads images."""
         image = torch.zeros(1, *self.context.data.input_shape, device=self.device)
-        return copy.deepcopy(self.trunk).eval()(image).shape[1:]
+        return copy.deepcopy(module).eval()(image).shape[1:]
+
+    # ------------------------------------------------------------------ the solved head
+
+    def _solve_head(self, head: SolvedHead, replays: Tensor, labels: Tensor) -> None:
+        """Solve the head from the replays of all samples, and from their mirror images if `flip_replays` is set."""
+        views = [replays, replays.flip(-1)] if self.config.flip_replays else [replays]
+        readings = torch.cat([self._read(view) for view in views])
+        head.solve(readings, labels.repeat(len(views)))
+
+    @torch.no_grad()
+    def _read(self, recorded: Tensor) -> Tensor:
+        """Readings (N, D) of recorded maps; recorded vectors are readings already."""
+        if self.config.recorded == "vectors":
+            return recorded
+        return torch.cat([self.readout(part) for part in recorded.split(EVALUATION_BATCH)])
+
+    def classifier(self) -> nn.Module:
+        modules: list[nn.Module] = [self.trunk]
+        if self.config.through_recorder:
+            modules.append(ThroughRecorder(self.recordings, self.task))
+        modules += [self.f2] if self.solved is None else [self.readout, self.solved]
+        return nn.Sequential(*modules).eval()
+
+    def predict(self, images: Tensor) -> dict[str, Tensor]:
+        return {"cnn": self.classifier()(images)}
+
+    def modules(self) -> dict[str, nn.Module]:
+        return super().modules() | ({} if self.solved is None else {"solved": self.solved})
+
+    def deployed(self) -> dict[str, nn.Module]:
+        return self.modules()
 
     def storage_bytes(self) -> dict[str, int]:
         return {part: path.stat().st_size for part, path in self.kept_files().items()}

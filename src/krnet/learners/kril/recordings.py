@@ -23,6 +23,7 @@ from krnet.learners.base import Context
 from krnet.learners.kril.settings import KrilConfig
 from krnet.progress import Watch
 from krnet.recorders.base import get_recorder
+from krnet.recording import Recording
 from krnet.train.classifier import Saving
 from krnet.train.config import SCHEDULES, FitConfig
 
@@ -72,6 +73,7 @@ class Recordings:
         self.recorder = config.chosen_recorder
         self.counts = [len(context.task_ids(task)) for task in range(context.split.num_tasks)]
         """Number of samples of each task."""
+        self._opened: tuple[Path, Recording] | None = None
 
     @property
     def grows(self) -> bool:
@@ -163,6 +165,13 @@ class Recordings:
             features.append(recording.replay(ids))
             labels.append(recording.labels[ids])
         return torch.cat(features), torch.cat(labels)
+
+    def project(self, task: int, maps: Tensor) -> Tensor:
+        """The maps (B, c, h, w) as the recording of a task would replay them, if they were in it."""
+        (path,) = self.files(task)
+        if self._opened is None or self._opened[0] != path:
+            self._opened = path, api.open(path, self.context.device)
+        return self._opened[1].project(maps)
 
     def delete_before(self, task: int) -> None:
         """Delete recordings of tasks before `task - 1`, except files that it uses. Its state must be written."""

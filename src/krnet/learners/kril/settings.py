@@ -44,7 +44,26 @@ class KrilConfig(LearnerConfig):
         "head_share",
         "budget",
         "single",
+        "head",
+        "plastic",
+        "recorded",
+        "through_recorder",
+        "random_features",
+        "ridge",
     }
+    head: str = "trained"
+    """Head: trained (a linear layer, with F2), or solved (ridge regression on random features of all of F2's layers,
+    from the replays of all samples after each task)."""
+    plastic: bool = True
+    """Train F2 in every task; otherwise it stays as the base task left it, which needs head=solved."""
+    recorded: str = "maps"
+    """What is recorded: maps (F1's feature maps), or vectors (what a solved head reads; needs plastic=False)."""
+    through_recorder: bool = False
+    """Show the classifier test maps as the recorder would replay them, so that they are as smooth as its replays."""
+    random_features: int = 8192
+    """Random features of the solved head."""
+    ridge: float = 1e-3
+    """Ridge of the solved head, per sample."""
     fixed_layers: int | str = 23
     """Layers of F1, counted as in the paper: the first convolution is one layer, each basic block two."""
     tail_lr: float = 0.05
@@ -92,10 +111,15 @@ class KrilConfig(LearnerConfig):
             raise SettingError(f"ce is {self.ce!r}; expected seen: replays are of old classes, which 'new' leaves out")
         check_choice("aux_divisor", self.aux_divisor, ("batch", "replayed"))
         if self.new_features is None:  # resolved here, so that the saved settings show the value
-            object.__setattr__(self, "new_features", "flip" if self.budget is None else "replayed")
+            replayed = self.budget is not None or self.head == "solved"
+            object.__setattr__(self, "new_features", "replayed" if replayed else "flip")
         check_choice("new_features", self.new_features, ("plain", "flip", "crop", "replayed"))
         check_choice("recorder_schedule", self.recorder_schedule, SCHEDULES)
-        for name in ("flip_replays", "scaled", "warm_start", "kr2", "single"):
+        check_choice("head", self.head, ("trained", "solved"))
+        check_choice("recorded", self.recorded, ("maps", "vectors"))
+        check_int("random_features", self.random_features, 1)
+        check_range("ridge", self.ridge, 0)
+        for name in ("flip_replays", "scaled", "warm_start", "kr2", "single", "plastic", "through_recorder"):
             check_choice(name, getattr(self, name), (True, False))
         for name in ("tail_lr", "aux"):
             check_range(name, getattr(self, name), 0)
@@ -108,6 +132,7 @@ class KrilConfig(LearnerConfig):
         if self.recorder is None:
             object.__setattr__(self, "recorder", "paper" if self.budget is None else "krnet")
         object.__setattr__(self, "recorder_settings", self._own_settings())
+        self._check_head()
         own = self.recorder_settings
         for name in own:
             if name in RESERVED_SETTINGS:
@@ -115,6 +140,20 @@ class KrilConfig(LearnerConfig):
         check_names(self.chosen_recorder, own)
         # Raise now, not after the base task is trained.
         FitConfig(**{name: value for name, value in own.items() if name in FIT_NAMES})
+
+    def _check_head(self) -> None:
+        if not self.plastic and self.head != "solved":
+            raise SettingError("plastic is off and head is 'trained': nothing would learn. Set head=solved")
+        if self.recorded == "vectors" and (self.plastic or self.through_recorder or self.flip_replays):
+            raise SettingError(
+                "recorded is 'vectors', which F2 cannot be trained on, nor mirrored, nor tests shown through. Set "
+                "head=solved and plastic=False, and leave through_recorder and flip_replays out"
+            )
+        if self.head == "solved" and self.new_features_kind != "replayed":
+            raise SettingError(
+                f"new_features is {self.new_features!r}; expected replayed: a solved head reads the replays of all "
+                f"samples"
+            )
 
     @classmethod
     def renewed(cls, saved: Mapping[str, Any]) -> dict[str, Any]:

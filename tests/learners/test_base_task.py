@@ -1,0 +1,119 @@
+"""The strong base task: one recipe for all methods, whose trained network is shared and can be read from a file."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import krnet
+from krnet import task_loop as learning
+from krnet.data import from_arrays
+from krnet.errors import RecordingError, ResumeError, SettingError
+from krnet.io import archive
+from krnet.learners import base, base_task
+from krnet.learners.base_task import BaseRecipe, turn
+from krnet.learners.settings import settings_of
+from krnet.train.classifier import Schedule
+from learning_tools import settings_for, small_digits, small_tasks
+
+
+@pytest.fixture(scope="module")
+def images():
+    """Digits that may be mirrored, so that the recipe turns them: 8 classes."""
+    digits = small_digits(per_class=16)
+    parts = (digits.train.images, digits.train.labels, digits.test.images, digits.test.labels)
+    return from_arrays(*parts, name="turning", mean=digits.mean, std=digits.std, pad=1, flip=True, layout="NCHW")
+
+
+def learn(method, data, folder, **settings):
+    short = {"base_epochs": 2, "epochs": 1, "base_lr": 0.05, "base": "strong"}
+    given = {**settings_for(method), **short, **settings}
+    if method == "kril":
+        given |= {"recorder": "raw"}
+    shared = folder / "shared"
+    return learning.learn(method, data, small_tasks(), out=folder / method, settings=given, shared=shared)
+
+
+def test_methods_share_one_trained_base_task_and_a_file_gives_the_same(images, tmp_path):
+    runs = [learn(method, images, tmp_path) for method in ("finetune", "kril", "ewc")]
+    (shared,) = (tmp_path / "shared").iterdir()
+    assert len({run.accuracy[0] for run in runs}) == 1
+    from_file = learn("finetune", images, tmp_path / "file", base=str(shared))
+    assert from_file["accuracy_matrix"] == runs[0]["accuracy_matrix"]
+    saved = archive.open_archive(shared)
+    assert saved.tensor("modules.head.parts.0.weight").shape[0] == 4 * len(small_tasks().tasks[0])
+    # A run can be loaded where the file is no longer.
+    shared.unlink()
+    assert torch.equal(
+        krnet.load_run(tmp_path / "file" / "finetune").predict(images.test.images), from_file.predict(images.test.images)
+    )
+
+
+def test_the_head_has_the_upright_row_of_each_class(images, tmp_path):
+    config = base.make_config(base.get_learner("finetune"), {**settings_for("finetune"), "base": "strong"})
+    learner = base.get_learner("finetune")(base.Context(images, small_tasks(), torch.device("cpu"), 0, tmp_path), config)
+    work = next(learner.learn(0))
+    trained = {name: torch.randn_like(value) for name, value in work.result().items() if value.is_floating_point()}
+    work.take(work.result() | trained)
+    assert torch.equal(learner.model.head.weight, trained["modules.head.parts.0.weight"][::4])
+    assert torch.equal(learner.model.head.linears[0].bias, trained["modules.head.parts.0.bias"][::4])
+
+
+@pytest.mark.parametrize("change", ["order", "data", "base_classes", "network"])
+def test_a_file_of_other_images_classes_or_networks_is_refused(images, tmp_path, change):
+    learn("finetune", images, tmp_path)
+    (shared,) = (tmp_path / "shared").iterdir()
+    split, settings = small_tasks(), {"base": str(shared), **settings_for("finetune")}
+    if change == "order":
+        split = krnet.protocol.split(list(range(8)), num_classes=8, sizes=[len(t) for t in split.tasks])
+    if change == "base_classes":
+        split = krnet.protocol.split(list(split.order), num_classes=8, sizes=[3, 5])
+    if change == "network":
+        settings["shortcut"] = "A"
+    data = images.with_validation(2) if change == "data" else images
+    with pytest.raises(ResumeError, match=f"trained with another {change}"):
+        learning.learn("finetune", data, split, out=tmp_path / "other", settings=settings)
+
+
+def test_what_is_no_base_task_is_refused_by_name(images, tmp_path):
+    with pytest.raises(SettingError, match="expected paper, strong, or the file"):
+        learn("finetune", images, tmp_path, base="stong")
+    with pytest.raises(SettingError, match="head of lucir is a CosineHead"):
+        learn("lucir", images, tmp_path)
+    archive.write(tmp_path / "x.krn", {"a": torch.zeros(1)}, {"kind": "work", "settings": {}})
+    with pytest.raises(SettingError, match="holds no base task"):
+        learn("finetune", images, tmp_path, base=str(tmp_path / "x.krn"))
+    (tmp_path / "y.krn").write_bytes(b"nothing")
+    with pytest.raises(RecordingError, match="--base strong"):
+        learn("finetune", images, tmp_path / "y", base=str(tmp_path / "y.krn"))
+
+
+def test_turn_adds_each_image_turned_by_one_of_three_angles():
+    images, labels = torch.rand(7, 3, 4, 4), torch.arange(7)
+    rows, classes = turn(images, labels)
+    assert torch.equal(rows[:7], images) and torch.equal(classes[:7], 4 * labels)
+    for image, row, label, found in zip(images, rows[7:], labels, classes[7:], strict=True):
+        turns = int(found) - 4 * int(label)
+        assert turns in (1, 2, 3) and torch.equal(row, image.rot90(turns, (1, 2)))
+    assert (classes[7:] % 4).bincount()[1:].tolist() == [3, 2, 2]
+
+
+def test_images_that_may_not_be_mirrored_are_not_turned():
+    recipe = base_task.RECIPES["strong"]
+    assert recipe.rotations and recipe.trivial
+    plain = recipe.for_data(small_digits())
+    assert plain == BaseRecipe(epochs=300, lr=0.5, batch_size=256, warm_up=1 / 30, trivial=False, rotations=False)
+
+
+def test_settings_of_the_recipe_are_defaults_which_the_caller_overrides(images):
+    big = from_arrays(*[torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.arange(2)] * 2, layout="NCHW")
+    strong = settings_of(["finetune"], {"base": "strong"}, big)["finetune"]
+    assert (strong["base_epochs"], strong["base_lr"]) == (300, 0.5)
+    assert settings_of(["finetune"], {"base": "strong", "base_epochs": 7}, big)["finetune"]["base_epochs"] == 7
+    assert "base_epochs" not in settings_of(["finetune"], {}, big)["finetune"]
+
+
+def test_the_learning_rate_rises_and_falls_as_a_cosine():
+    schedule = Schedule(epochs=10, lr=1.0, shape="cosine", warm_up=0.1)
+    assert [schedule.share(p) for p in (0.0, 0.05, 0.1)] == [0.0, 0.5, 1.0]
+    assert schedule.share(0.55) == pytest.approx(0.5) and schedule.share(1.0) == pytest.approx(0.0)
