@@ -15,6 +15,7 @@ import torch
 
 import krnet
 from krnet.cli import output
+from krnet.learners.scores import summarize
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -123,6 +124,21 @@ def test_the_sample_of_learn_has_the_columns_that_the_command_prints(capsys):
     columns = capsys.readouterr().out.splitlines()[1]
     (sample,) = re.findall(r"<!-- sample: krnet learn -->\n\n```\n(.*?)```", page("incremental-learning"), re.DOTALL)
     assert re.split(r"  +", sample.splitlines()[1]) == re.split(r"  +", columns)
+
+
+def test_the_sample_of_learn_with_several_seeds_has_the_lines_that_the_command_prints(capsys):
+    scores = {"last": 0.5, "average": 0.5, "average_without_base": 0.5, "forgetting": 0.0}
+    facts = {"tasks": [6, 2, 2], "data": "digits", "order": "lucir1993", "order_hash": "0", "seconds": 1.0}
+    storage = {"images": 8, "labels": 1, "total": 9, "equivalent_exemplars": 1}
+    run = {"method": "joint", "row": "cnn", "storage_bytes": storage, "network_bytes": 9, **facts, **scores}
+    runs = [{**run, "seed": seed} for seed in (0, 1)]
+    output.show_summary(runs, summarize(runs))
+    _, note, columns, _, parts = capsys.readouterr().out.splitlines()
+    pattern = r"<!-- sample: krnet learn, several seeds -->\n\n```\n(.*?)```"
+    (sample,) = re.findall(pattern, page("incremental-learning"), re.DOTALL)
+    lines = sample.splitlines()
+    assert lines[1] == note and re.split(r"  +", lines[2]) == re.split(r"  +", columns)
+    assert re.sub(r"[\d.]+ kB", "", lines[-1]) == re.sub(r"\d+ bytes", "", parts)
 
 
 def test_the_files_of_a_run_are_explained(tmp_path):

@@ -5,7 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from krnet.config import parse_counts, parse_duration, parse_ids, parse_setting, parse_shape, parse_targets
+from krnet.config import (
+    parse_counts,
+    parse_duration,
+    parse_ids,
+    parse_names,
+    parse_seeds,
+    parse_setting,
+    parse_shape,
+    parse_targets,
+)
 
 
 @pytest.mark.parametrize(
@@ -17,6 +26,8 @@ from krnet.config import parse_counts, parse_duration, parse_ids, parse_setting,
         (parse_counts, "1300,1300,732", [1300, 1300, 732]),
         (parse_counts, "500x3", [500, 500, 500]),
         (parse_counts, "500x2,7", [500, 500, 7]),
+        (parse_seeds, "0,2,1", [0, 2, 1]),
+        (parse_names, "lucir1993, icarl", ["lucir1993", "icarl"]),
         (parse_duration, "90", 90.0),
         (parse_duration, "90s", 90.0),
         (parse_duration, "10m", 600.0),
@@ -52,6 +63,8 @@ def test_typed_text_becomes_its_value(parse: Callable[[str], object], text: str,
     [
         *((parse_shape, text) for text in ("", "a", "3,", "-3", "3.5")),
         *((parse_counts, text) for text in ("", "x5", "5x", "5,,5", "-5")),
+        *((parse_seeds, text) for text in ("", "1,", "-1", "1.5", "one", "1,2,1")),
+        *((parse_names, text) for text in ("", "a,", "a,a")),
         *((parse_duration, text) for text in ("", "-5", "m", "5y", "nan", "inf")),
         *((parse_setting, text) for text in ("", "c0", "=5")),
         *((parse_targets, text) for text in ("x", "0.9,", "1.1", "nan")),

@@ -8,6 +8,8 @@
     parse_size("6.5MB")                    -> 6_500_000; MB are 10^6 bytes, MiB 2^20
     parse_shape("256,14,14")               -> (256, 14, 14)
     parse_counts("500x2,3")                -> [500, 500, 3]
+    parse_seeds("0,1,2")                   -> [0, 1, 2]
+    parse_names("lucir1993,icarl")         -> ["lucir1993", "icarl"]
     parse_duration("10m")                  -> 600.0 seconds
     parse_setting("c0=64")                 -> ("c0", 64)
     parse_ids("5,3,7:9")                   -> [5, 3, slice(7, 9)]
@@ -23,7 +25,7 @@ import inspect
 import math
 import re
 import textwrap
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from functools import cache
 from importlib import import_module
@@ -65,6 +67,15 @@ def check_int(name: str, value: object, low: int, high: float = math.inf) -> Non
         raise SettingError(f"{name} is {value!r}; expected a whole number")
     if not low <= value <= high:
         raise SettingError(f"{name} is {value!r}; expected {_range_text(low, high)}")
+
+
+def check_unique(name: str, values: Sequence[object]) -> None:
+    """Refuse an empty list, and one that holds a value twice."""
+    if not values:
+        raise SettingError(f"{name}: none given; expected at least one")
+    for number, value in enumerate(values):
+        if value in values[:number]:
+            raise SettingError(f"{name}: {value} is given twice; expected each once")
 
 
 def _range_text(low: float, high: float) -> str:
@@ -169,6 +180,24 @@ def parse_counts(text: str) -> list[int]:
         count, _, times = part.partition("x")
         counts += [int(count)] * int(times or 1)
     return counts
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Parse 0,1,2."""
+    if not re.fullmatch(r"\d+(,\d+)*", text):
+        raise ValueError(f"{text!r} are not seeds; expected whole numbers from 0 up, such as 0,1,2")
+    seeds = [int(part) for part in text.split(",")]
+    check_unique("seeds", seeds)
+    return seeds
+
+
+def parse_names(text: str) -> list[str]:
+    """Parse lucir1993,icarl."""
+    names = [part.strip() for part in text.split(",")]
+    if "" in names:
+        raise ValueError(f"{text!r} are not names; expected a list such as one,two")
+    check_unique("names", names)
+    return names
 
 
 def parse_duration(text: str) -> float:

@@ -2,7 +2,7 @@
 
     learn, or DIR -> load_run -> Run: the contents of run.json as a dict; accuracy, storage_bytes, plot
     DIR/state.krn -> Run.model, Run.predict: images -> logits, labels
-    Run -> append_row -> a row of the results ledger
+    Run -> append_row -> a row of the results ledger; has_row: whether it is there already
 
 The network is read from state.krn when it is first used. The training images are not needed: state.krn also says what
 form they had.
@@ -321,6 +321,14 @@ def append_row(run: Run, recipe: str, *, command: str | None = None, **metrics: 
         command=command,
         files=files,
         parts=parts,
+    )
+
+
+def has_row(run: Run) -> bool:
+    """Whether the results ledger holds a row of this run. The times of its tasks, to the last digit, identify it."""
+    keys = ("method", "order_hash", "tasks", "task_seconds")
+    return any(
+        row["seed"] == run["seed"] and all(row["metrics"].get(key) == run[key] for key in keys) for row in ledger.read()
     )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -428,20 +428,44 @@ def learn_all(
     preset: str | None = None,
     shared: AnyPath | None = None,
     validation: int = 0,
+    finished: Callable[[Run], None] | None = None,
     **options: Any,
 ) -> list[Run]:
-    """Learn with several methods, each in its own folder under `out`. Methods with the same base task train it once."""
+    """Learn with several methods, each in its own folder under `out`. Methods with the same base task train it once.
+
+    finished  called with each run as soon as it ends, and with those that `resume` finds finished
+    """
     data = _hold_out(data, validation)
     settings_by_method = settings_of(methods, settings or {}, data, preset)
-    folder, cpu = Path(out), torch.device("cpu")
-    seed, resume = options.get("seed", 0), options.get("resume", False)
-    for m in methods:  # find errors in all methods now, not after hours of training the first ones
-        plan = _make_plan(m, data, split, settings_by_method[m], seed, options.get("device"))
-        with working_in(folder / m), torch.random.fork_rng(devices=[]):
-            if _read_finished_run(folder / m, resume, plan) is None:
-                plan.learner_class(base.Context(data, split, cpu, seed, folder / m), plan.config)
-    shared_folder = shared or folder / "shared"
-    return [
-        learn(m, data, split, out=folder / m, settings=settings_by_method[m], shared=shared_folder, **options)
-        for m in methods
-    ]
+    folder = Path(out)
+    asked = {name: options[name] for name in ("seed", "device", "resume") if name in options}
+    check_all(methods, data, split, out=folder, settings=settings_by_method, **asked)
+    runs = []
+    for m in methods:
+        own, shared_folder = settings_by_method[m], shared or folder / "shared"
+        runs.append(learn(m, data, split, out=folder / m, settings=own, shared=shared_folder, **options))
+        if finished:
+            finished(runs[-1])
+    return runs
+
+
+def check_all(
+    methods: Sequence[str],
+    data: DataSet,
+    split: TaskSplit,
+    *,
+    out: Path,
+    settings: Mapping[str, Mapping[str, Any]],
+    seed: int = 0,
+    device: str | None = None,
+    resume: bool = False,
+) -> None:
+    """Find errors in all methods now, not after hours of training the first ones. Writes nothing.
+
+    settings  by method, as `settings_of` makes them
+    """
+    for m in methods:
+        plan = _make_plan(m, data, split, settings[m], seed, device)
+        with working_in(out / m), torch.random.fork_rng(devices=[]):
+            if _read_finished_run(out / m, resume, plan) is None:
+                plan.learner_class(base.Context(data, split, torch.device("cpu"), seed, out / m), plan.config)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from krnet.learners.scores import CIFAR_IMAGE_BYTES, forgetting, mean, scores, storage
+from krnet.learners.scores import CIFAR_IMAGE_BYTES, forgetting, mean, scores, spread, storage, summarize
 
 # A base task of 100 test images, then tasks of 20 and 40.
 COUNTS = [100, 20, 40]
@@ -77,3 +77,54 @@ def test_a_task_that_was_left_out_leaves_no_averages_and_no_forgetting():
     assert found["accuracy"] == [0.8, None, 0.625] and found["last"] == 0.625
     averages = [f"average{weighting}{base}" for weighting in ("", "_task_mean") for base in ("", "_without_base")]
     assert all(found[name] is None for name in [*averages, "forgetting"])
+
+
+def test_spread_is_the_mean_and_the_sample_deviation():
+    # Mean 5; squared deviations 9 + 1 + 1 + 1 + 0 + 0 + 4 + 16 = 32, over n - 1 = 7.
+    assert spread([2, 4, 4, 4, 5, 5, 7, 9]) == {"mean": 5.0, "std": pytest.approx((32 / 7) ** 0.5)}
+    assert spread([0.5, 0.7]) == {"mean": pytest.approx(0.6), "std": pytest.approx(0.02**0.5)}
+    assert spread([3, 3, 3]) == {"mean": 3.0, "std": 0.0}
+
+
+def test_one_run_has_no_deviation_and_a_number_that_a_run_lacks_has_no_mean():
+    assert spread([0.5]) == {"mean": 0.5, "std": None}
+    assert spread([0.5, None]) == {"mean": None, "std": None}
+    assert spread([None]) == spread([]) == {"mean": None, "std": None}
+
+
+def a_run(method, last, parts, **more):
+    numbers = {"last": last, "average": last + 0.1, "average_without_base": last, "forgetting": None}
+    return {
+        "method": method, "row": "cnn", **numbers, "storage_bytes": storage(parts, 100), "network_bytes": 400,
+        "seconds": 60.0, **more,
+    }  # fmt: skip
+
+
+def test_the_summary_is_by_method_with_bytes_by_part():
+    kril = [a_run("kril", 0.4, {"recording": 1000}), a_run("kril", 0.6, {"recording": 1000, "means": 200}, seconds=64)]
+    found = summarize([kril[0], a_run("joint", 0.8, {"images": 5000}), kril[1]])
+    assert [(entry["method"], entry["row"], entry["num_runs"]) for entry in found] == [
+        ("kril", "cnn", 2),
+        ("joint", "cnn", 1),
+    ]
+    first, second = found
+    assert first["last"] == {"mean": pytest.approx(0.5), "std": pytest.approx(0.02**0.5)}
+    assert first["average"]["mean"] == pytest.approx(0.6) and first["forgetting"] == {"mean": None, "std": None}
+    assert first["seconds"] == {"mean": 62.0, "std": pytest.approx(8**0.5)}
+    assert first["network_bytes"] == {"mean": 400.0, "std": 0.0}
+    # A part that one run does not have counts as 0 there.
+    assert first["storage_bytes"]["recording"] == {"mean": 1000.0, "std": 0.0}
+    assert first["storage_bytes"]["means"] == {"mean": 100.0, "std": pytest.approx(20_000**0.5)}
+    assert first["storage_bytes"]["total"] == {"mean": 1100.0, "std": pytest.approx(20_000**0.5)}
+    assert first["storage_bytes"]["equivalent_exemplars"]["mean"] == pytest.approx(11)
+    assert second["last"] == {"mean": 0.8, "std": None}
+
+
+def test_every_classifier_of_a_method_has_its_own_line_of_the_summary():
+    def two_rows(cnn, nme):
+        own = a_run("icarl", nme, {}, row="nme")
+        return {**own, "rows": {"cnn": a_run("icarl", cnn, {}), "nme": own}}
+
+    cnn, nme = summarize([two_rows(0.2, 0.5), two_rows(0.4, 0.5)])
+    assert (cnn["row"], nme["row"]) == ("cnn", "nme")
+    assert cnn["last"]["mean"] == pytest.approx(0.3) and nme["last"] == {"mean": 0.5, "std": 0.0}

@@ -2,6 +2,7 @@
 
 options -> data set, class order, task split -> krnet.task_loop -> DIR/run.json, a table or JSON on stdout
                                                                 -> with --ledger, a row of the results ledger per method
+with --seeds or --orders -> krnet.many_runs -> DIR/ORDER/seed-N/METHOD/run.json, a table of means
 """
 
 from __future__ import annotations
@@ -14,7 +15,15 @@ import typer
 from krnet.cli import output
 from krnet.cli.options import Device, Json, Quiet, Set, merge, option
 from krnet.cli.output import say
-from krnet.config import check_int, explain_settings, parse_counts, parse_size, same_settings
+from krnet.config import (
+    check_int,
+    explain_settings,
+    parse_counts,
+    parse_names,
+    parse_seeds,
+    parse_size,
+    same_settings,
+)
 
 
 def learn(
@@ -64,15 +73,35 @@ def learn(
         ),
     ] = None,
     order: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="NAME|3,1,2,...",
             help="Class order: lucir1993, gfr1993, icarl, natural, or a list of class numbers.",
+            show_default="lucir1993",
         ),
-    ] = "lucir1993",
+    ] = None,
+    orders: Annotated[
+        Any,
+        typer.Option(
+            parser=option(parse_names),
+            metavar="NAME,NAME,...",
+            help="Several class orders, instead of --order: learn in each, and report mean and standard deviation.",
+            show_default="none",
+        ),
+    ] = None,
     seed: Annotated[
-        int, typer.Option(help="Seed of weights, batches and augmentation, but not of the class order.")
-    ] = 0,
+        int | None,
+        typer.Option(help="Seed of weights, batches and augmentation, but not of the class order.", show_default="0"),
+    ] = None,
+    seeds: Annotated[
+        Any,
+        typer.Option(
+            parser=option(parse_seeds),
+            metavar="N,N,...",
+            help="Several seeds, instead of --seed: learn with each, and report mean and standard deviation.",
+            show_default="none",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -177,23 +206,34 @@ def learn(
     """Writes DIR/run.json (DIR/METHOD/run.json for several): accuracies, forgetting, stored bytes, settings, times.
 
     DIR is the folder of --out. It also holds TensorBoard logs, in DIR/tensorboard. A run that was interrupted or killed
-    continues with --resume.
+    continues with --resume. With --seeds or --orders, a run is in DIR/ORDER/seed-N/METHOD.
 
     \b
     Example:
       krnet learn kril finetune --data digits --base-classes 4 --tasks 3
     """
     from krnet import data as data_sets
-    from krnet import task_loop
+    from krnet import many_runs, task_loop
     from krnet.cli.progress import Display, TensorBoardLog, several
     from krnet.data import protocol
     from krnet.io import ledger
     from krnet.learners import base
+    from krnet.learners.scores import summarize
     from krnet.learners.settings import settings_of
-    from krnet.run import append_row
+    from krnet.run import Run, append_row, has_row
 
     if sizes is not None and (tasks is not None or base_classes is not None):
         raise typer.BadParameter("give either --sizes, or --tasks and --base-classes")
+    for one, name in ((seed, "seed"), (order, "order")):
+        if one is not None and (seeds if name == "seed" else orders) is not None:
+            raise typer.BadParameter(f"give either --{name} or --{name}s, which replaces it")
+    for name in orders or []:
+        if name.isdecimal():
+            raise typer.BadParameter("--orders takes names; give a list of class numbers with --order")
+        if name not in protocol.ORDERS:
+            raise protocol.unknown_order(name)
+    is_product = seeds is not None or orders is not None
+    seed = 0 if seed is None else seed
     all_methods = base.learner_names()
     if not methods and not list_all:
         raise typer.BadParameter(
@@ -225,16 +265,30 @@ def learn(
         check_int("validation", validation, 0)
         if validation:
             images = images.with_validation(validation)
-        split = protocol.split(
-            order, num_classes=images.num_classes, base_classes=base_classes, tasks=tasks, sizes=sizes,
-        )  # fmt: skip
+        splits = [
+            protocol.split(one, num_classes=images.num_classes, base_classes=base_classes, tasks=tasks, sizes=sizes)
+            for one in orders or [order or protocol.DEFAULT_ORDER]
+        ]
+        split = splits[0]
         name = f"{'-'.join(chosen) if len(chosen) < 4 else 'several'}-{images.name}-{split.num_tasks - 1}"
-        folder = out or Path("runs") / f"{name}-{split.order_name}-{seed}".replace("/", "_")
+        name += "" if is_product else f"-{split.order_name}-{seed}"  # a seed may be added to a product
+        folder = out or Path("runs") / name.replace("/", "_")
         watch = several(display, TensorBoardLog(folder / "tensorboard"))
         common: dict[str, Any] = {"seed": seed, "device": device, "resume": resume, "watch": watch}
+
+        def append_missing_row(run: Run) -> None:
+            if to_ledger and not has_row(run):  # a resumed product reads the runs that it has finished
+                append_row(run, recipe)
+
         ledger.commit()  # looked up now: the source may change before the run ends
         try:
-            if len(chosen) == 1:
+            if is_product:
+                runs = many_runs.learn_many(
+                    chosen, images, splits, seeds or [seed], out=folder, settings=given, preset=preset, shared=shared,
+                    device=device, resume=resume, watch=display, finished=append_missing_row,
+                    log=lambda group: TensorBoardLog(group / "tensorboard"),
+                )  # fmt: skip
+            elif len(chosen) == 1:
                 (only,) = chosen
                 only_settings = settings_of(chosen, given, images, preset)[only]
                 run = task_loop.learn(only, images, split, out=folder, settings=only_settings, shared=shared, **common)
@@ -246,12 +300,16 @@ def learn(
         except KeyboardInterrupt:
             say(f"stopped; what was done is in {folder}. To go on, give the same command with --resume")
             raise typer.Exit(130) from None
-    if to_ledger:
+    if to_ledger and not is_product:
         for run in runs:
             append_row(run, recipe)
+    summary = summarize(runs) if is_product else []
     if as_json:
-        output.show_json(runs[0] if len(runs) == 1 else runs)
+        output.show_json({"runs": runs, "summary": summary} if summary else runs[0] if len(runs) == 1 else runs)
+        return
+    if summary:
+        output.show_summary(runs, summary)
     else:
         output.show_runs(runs)
-        if not quiet:
-            say(f"written to {folder}")
+    if not quiet:
+        say(f"written to {folder}")

@@ -1,7 +1,7 @@
 """Print results on stdout, as a table or as one JSON object, and messages on stderr.
 
 plan, info, verify report, ... -> *_rows -> (name, text) pairs -> show
-runs of `krnet learn`          -> show_runs, a line per method
+runs of `krnet learn`          -> show_runs, a line per method; show_summary, over several seeds or class orders
 rate.json                      -> show_rate, a line per point
 messages                       -> say, on stderr
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from krnet.config import format_size, series_name, settings_text
@@ -82,9 +82,70 @@ def show_runs(runs: Sequence[Mapping[str, Any]]) -> None:
                 f"{run['seconds']:,.0f}",
             )
     print_unwrapped(table)
-    lost = [scores["forgetting"] for run in runs for scores in (run.get("rows") or {run["row"]: run}).values()]
-    if any(value is not None and value < 0 for value in lost):
+    _explain_forgetting(
+        [scores["forgetting"] for run in runs for scores in (run.get("rows") or {run["row"]: run}).values()]
+    )
+
+
+def _explain_forgetting(values: Sequence[float | None]) -> None:
+    if any(value is not None and value < 0 for value in values):
         print("Forgetting below 0: on average, old classes are recognised better after the last task than ever before.")
+
+
+def show_summary(runs: Sequence[Mapping[str, Any]], summary: Sequence[Mapping[str, Any]]) -> None:
+    """Print a line per method: mean and standard deviation over its runs, accuracies and forgetting in percent.
+
+    Bytes have a standard deviation only where the runs differ. The parts of the stored bytes follow the table.
+    """
+    from rich.table import Table
+
+    first = runs[0]
+    orders = list(dict.fromkeys(f"{run['order']} ({run['order_hash']})" for run in runs))
+    seeds = list(dict.fromkeys(str(run["seed"]) for run in runs))
+    title = f"{first['data']}, classes {'+'.join(map(str, first['tasks']))}, {_listed('order', orders)}, "
+    title += _listed("seed", seeds)
+    if first.get("validation"):
+        title += f"\njudged on {first['validation']} held-out training images a class"
+    if len(orders) * len(seeds) > 1:
+        title += "\nmean ± standard deviation (n - 1) over the runs of a method"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.add_column("method")
+    for name in ("runs", "last", "average", "without base", "forgetting", "stored", "network", "seconds"):
+        table.add_column(name, justify="right")
+    rows = [entry["method"] for entry in summary]
+    for entry in summary:
+        name = entry["method"] if rows.count(entry["method"]) == 1 else f"{entry['method']} ({entry['row']})"
+        table.add_row(
+            name,
+            f"{entry['num_runs']}",
+            *[_spread_text(entry[key], percent) for key in ("last", "average", "average_without_base", "forgetting")],
+            *[_size_text(size) for size in (entry["storage_bytes"]["total"], entry["network_bytes"])],
+            _spread_text(entry["seconds"], "{:,.1f}".format if entry["seconds"]["mean"] < 100 else "{:,.0f}".format),
+        )
+    print_unwrapped(table)
+    _explain_forgetting([entry["forgetting"]["mean"] for entry in summary])
+    for entry in {entry["method"]: entry for entry in summary}.values():
+        sums = ("total", "equivalent_exemplars")
+        parts = [f"{part} {_size_text(s)}" for part, s in entry["storage_bytes"].items() if part not in sums]
+        if parts:
+            print(f"{entry['method']} stores: {', '.join(parts)}")
+
+
+def _listed(name: str, values: Sequence[str]) -> str:
+    return f"{name}{'s' if len(values) > 1 else ''} {', '.join(values)}"
+
+
+def _spread_text(spread: Mapping[str, float | None], text: Callable[[float], str]) -> str:
+    mean, std = spread["mean"], spread["std"]
+    if mean is None:
+        return "-"
+    return text(mean) if std is None else f"{text(mean)} ± {text(std)}"
+
+
+def _size_text(spread: Mapping[str, float | None]) -> str:
+    """A size; its standard deviation is left out where it is below a byte."""
+    exact = {**spread, "std": None} if (spread["std"] or 0.0) < 0.5 else spread
+    return _spread_text(exact, lambda num_bytes: short_size(round(num_bytes)))
 
 
 def print_unwrapped(table: Table) -> None:

@@ -110,9 +110,14 @@ def class_order(order: AnyOrder, num_classes: int = 100) -> list[int]:
     if "," in order or order.strip().isdecimal():
         parts = [part.strip() for part in order.split(",")]
         return _check_permutation([int(part) if part.isdecimal() else part for part in parts], num_classes)
-    near = difflib.get_close_matches(order, ORDERS, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known orders: {', '.join(ORDERS)}, or a list such as 2,0,1"
-    raise SettingError(f"unknown class order {order!r}; {hint}")
+    raise unknown_order(order, ", or a list such as 2,0,1")
+
+
+def unknown_order(name: str, also: str = "") -> SettingError:
+    """The error for a name that no class order has; `also` says what else the caller would take."""
+    near = difflib.get_close_matches(name, ORDERS, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known orders: {', '.join(ORDERS)}{also}"
+    return SettingError(f"unknown class order {name!r}; {hint}")
 
 
 def _check_permutation(listed: Sequence[object], num_classes: int) -> list[int]:
