@@ -44,14 +44,14 @@ def test_methods_share_one_trained_base_task_and_a_file_gives_the_same(images, t
     assert saved.tensor("modules.head.parts.0.weight").shape[0] == 4 * len(small_tasks().tasks[0])
     # A run can be loaded where the file is no longer.
     shared.unlink()
-    assert torch.equal(
-        krnet.load_run(tmp_path / "file" / "finetune").predict(images.test.images), from_file.predict(images.test.images)
-    )
+    loaded = krnet.load_run(tmp_path / "file" / "finetune")
+    assert torch.equal(loaded.predict(images.test.images), from_file.predict(images.test.images))
 
 
 def test_the_head_has_the_upright_row_of_each_class(images, tmp_path):
     config = base.make_config(base.get_learner("finetune"), {**settings_for("finetune"), "base": "strong"})
-    learner = base.get_learner("finetune")(base.Context(images, small_tasks(), torch.device("cpu"), 0, tmp_path), config)
+    context = base.Context(images, small_tasks(), torch.device("cpu"), 0, tmp_path)
+    learner = base.get_learner("finetune")(context, config)
     work = next(learner.learn(0))
     trained = {name: torch.randn_like(value) for name, value in work.result().items() if value.is_floating_point()}
     work.take(work.result() | trained)
