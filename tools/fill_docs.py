@@ -60,14 +60,14 @@ def shown_default(field: Field[Any]) -> str:
 
 
 def recorder_abilities() -> str:
-    """What each recorder declares: whether it trains and grows, and which inputs it takes beside features."""
+    """What each recorder declares: whether it trains, grows and projects, and which inputs it takes beside features."""
     lines = []
     for name in recorder_names():
         recorder = get_recorder(name)
         inputs = [f"`{item}`" for item in ("head", "start", "preset", "images", "trunk") if item in recorder.inputs]
-        flags = ["yes" if flag else "no" for flag in (recorder.trains, recorder.grows)]
+        flags = ["yes" if flag else "no" for flag in (recorder.trains, recorder.grows, recorder.projects)]
         lines.append([f"`{name}`", *flags, ", ".join(inputs)])
-    return table(["recorder", "trains a network", "grows", "other inputs"], lines)
+    return table(["recorder", "trains a network", "grows", "projects", "other inputs"], lines)
 
 
 def recorder_settings() -> str:

@@ -20,15 +20,15 @@ from torch import Tensor, nn
 from krnet.appending import Addition, grown_contents
 from krnet.config import check_choice
 from krnet.device import pick_device
-from krnet.errors import InputError, NotARecordingError, OversizedRecordingError, UnknownSampleError
+from krnet.errors import FeatureError, InputError, NotARecordingError, OversizedRecordingError, UnknownSampleError
 from krnet.features.samples import LABELS, Samples
 from krnet.features.source import open_features, stored_labels
-from krnet.features.stats import normalise
+from krnet.features.stats import normalise, not_finite
 from krnet.io import archive
 from krnet.io.atomic import AnyPath, atomic_write, refuse_overwriting
 from krnet.io.header import RESTORE
 from krnet.progress import Watch, closing_watch
-from krnet.recorders.base import Replayer, bound_opening, written_by
+from krnet.recorders.base import Replayer, bound_opening, get_recorder, recorder_names, written_by
 from krnet.recording_data import Loader, RecordingDataset
 from krnet.recording_file import destination
 
@@ -235,6 +235,43 @@ class Recording:
         result = torch.empty((len(ids), *self.shape), device=self.device)
         for start in range(0, len(ids), step):
             result[start : start + step] = replayer.decode(ids[start : start + step], fast=precision == "fast")
+        return result
+
+    def project(self, features: Any) -> Tensor:
+        """Show features that are not in the recording as it would give them back: (B, *shape) on its device.
+
+        They are coded as new samples would be, and decoded; nothing is stored. Replays are smoother than the features
+        themselves, so a classifier that was trained on replays does better on test features that are projected first.
+        Recorders that can do this are krnet, pca, quantized, transform, pq and raw; the others refuse.
+
+        features   (B, *shape), as for krnet.record: a tensor on any device, an array or a file
+
+        >>> unseen = torch.rand(8, 4, 3, 3)
+        >>> shown = recording.project(unseen)
+        >>> shown.shape, float((shown - unseen).abs().max()) < 0.1
+        (torch.Size([8, 4, 3, 3]), True)
+        """
+        if not self._recorder.projects:
+            able = [name for name in recorder_names() if get_recorder(name).projects]
+            raise InputError(
+                f"{self.path}: written by recorder {self.recorder}, which cannot code features that it was not fitted "
+                f"to; those that can are {', '.join(able)}. Record with one of them to project features"
+            )
+        source, step = open_features(features), self._chunk_samples
+        if source.shape != self.shape:
+            raise FeatureError(
+                f"{source.name}: samples of {source.shape}; {self.path} holds samples of {self.shape}. Give such ones"
+            )
+        replayer = self._load()
+        result = torch.empty((len(source), *self.shape), device=self.device)
+        for ids in torch.arange(len(source)).split(step):
+            # A tensor is read where it is: one on a GPU does not travel to the CPU and back.
+            rows = slice(int(ids[0]), int(ids[-1]) + 1)
+            given = features.detach()[rows] if isinstance(features, Tensor) else source.read(ids)
+            values = given.to(self.device).float()
+            if not values.isfinite().all():
+                raise not_finite(source.name, given.cpu(), int(ids[0]))
+            result[rows] = replayer.project(values)
         return result
 
     @property

@@ -270,7 +270,7 @@ class MatrixReader:
     """Reads rows of a coded matrix. Decoded symbols are cached if the whole matrix of them fits in CACHE_BYTES."""
 
     def __init__(self, coded: CodedMatrix, config: CodedConfig, device: torch.device):
-        self.coded, self.blocks, self.device = coded, coded.blocks, device
+        self.coded, self.blocks, self.config, self.device = coded, coded.blocks, config, device
         tables = coded.blocks.tables
         symbols = np.concatenate([np.arange(low, low + size) for low, size in _pairs(tables.first, tables.sizes)])
         middles = symbols + np.sign(symbols) * (config.dead_zone - 0.5)
@@ -287,6 +287,22 @@ class MatrixReader:
         """rows (n,) int64 -> numbers (n, columns) on the device."""
         index = torch.from_numpy(self._index(rows.numpy())).to(self.device)
         return self.values[index.int() + self.starts]
+
+    def dequantize(self, numbers: Tensor) -> Tensor:
+        """Any numbers (n, columns) on the device, quantised and decoded as those of the matrix are.
+
+        A symbol that a column's table lacks is decoded to the middle of its bin.
+        """
+        tables, zone, step = self.blocks.tables, self.config.dead_zone, self.config.step
+        symbols = to_symbols(numbers, step, zone)
+        first, sizes = (
+            torch.from_numpy(array[tables.column].astype(np.int32)).to(self.device)
+            for array in (tables.first, tables.sizes)
+        )  # (columns,)
+        index = symbols - first
+        known = self.values[index.clamp(min=0).minimum(sizes - 1) + self.starts]
+        middles = (symbols + symbols.sign() * (zone - 0.5)) * step
+        return torch.where((index >= 0) & (index < sizes), known, middles)
 
     def _index(self, rows: np.ndarray) -> np.ndarray:
         """rows (n,) -> (n, columns): the index of each symbol in its table."""

@@ -80,7 +80,7 @@ def scan(source: FeatureSource, *, chunk_bytes: int = 64 << 20, watch: Watch | N
         chunk_low, chunk_high = values.amin((0, 2)), values.amax((0, 2))
         # NaN and infinity survive in amin and amax, so checking these saves a pass over the values.
         if not (chunk_low.isfinite() & chunk_high.isfinite()).all():
-            raise _not_finite(source.name, stored, start)
+            raise not_finite(source.name, stored, start)
         low, high = low.minimum(chunk_low), high.maximum(chunk_high)
         num_zeros += values.numel() - int(values.count_nonzero())
 
@@ -126,7 +126,7 @@ def metric_range(low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, t
     return low, torch.where(span > 0, high, low + typical)
 
 
-def _not_finite(name: str, stored: torch.Tensor, start: int) -> FeatureError:
+def not_finite(name: str, stored: torch.Tensor, start: int) -> FeatureError:
     """The error for the first NaN or infinity in a chunk that starts at sample `start`."""
     index = int(stored.float().isfinite().logical_not().flatten().nonzero()[0])
     sample = start + index // (stored.numel() // len(stored))

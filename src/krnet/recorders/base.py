@@ -2,6 +2,7 @@
 
     Job (features, labels, settings) -> Recorder.fit    -> Content (tensors, settings): what the file holds
     Content or an opened file        -> Recorder.replay -> Replayer: ids (B,) -> features (B, *shape)
+                                                           some also: new features -> as they would be replayed
     settings, shape, num_samples     -> Recorder.stored -> the file's tensors, known before the fit
 
 A recorder declares its settings (a config class), the inputs it takes beside features, and the tensors it writes. The
@@ -168,6 +169,14 @@ class Replayer(ABC):
     def decode(self, ids: Tensor, *, fast: bool = False) -> Tensor:
         """ids (B,) int64 on the CPU -> float32 features (B, *shape) in the original scale, on the device."""
 
+    def project(self, features: Tensor) -> Tensor:
+        """float32 features (B, *shape) on the device, not in the recording -> as it would give them back.
+
+        They are coded as new samples would be and decoded; nothing is stored. Each is coded on its own. Only recorders
+        with `projects` have it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} projects no features")
+
 
 class Recorder(ABC):
     """A way to store features: fits them, replays them, and says how large its files are."""
@@ -189,6 +198,8 @@ class Recorder(ABC):
     """It trains a network: the settings of FitConfig apply, and R2 varies a little between fits of the same size."""
     grows: ClassVar[bool] = False
     """With a recording of its own as `start`, it keeps that recording's samples bit for bit and adds the others."""
+    projects: ClassVar[bool] = False
+    """Its replayers have `project`: they show features that a recording does not hold as it would give them back."""
     starts_warm: ClassVar[bool] = False
     """Given a recording of its own to start from, its network starts from that one's weights."""
     fast_is_exact: ClassVar[bool] = False

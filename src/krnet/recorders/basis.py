@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from torch import Tensor
 from krnet.coding.matrix import CODED_TENSORS, Matrix, MatrixReader
 from krnet.device import exact_math
 from krnet.features.samples import Samples
-from krnet.features.stats import denormalise
+from krnet.features.stats import denormalise, normalise
 from krnet.recorders.base import Content, Job, Replayer, Stored, planned_overhead
 from krnet.recorders.maps import normalised
 
@@ -54,8 +55,23 @@ class CodedReplayer(Replayer):
     def decode(self, ids: Tensor, *, fast: bool = False) -> Tensor:
         with exact_math():
             x = self.basis.inverse(self.reader.read(ids)).reshape(len(ids), *(self.shape or (1,)))
+        return self._original_scale(x)
+
+    @cached_property
+    def encoder(self) -> Basis:
+        """The basis that makes the coefficients of new features."""
+        return self.basis
+
+    @torch.inference_mode()
+    def project(self, features: Tensor) -> Tensor:
+        x = normalise(features.reshape(len(features), *(self.shape or (1,))), self.low, self.high)
+        with exact_math():
+            numbers = self.reader.dequantize(self.encoder.forward(x))
+            return self._original_scale(self.basis.inverse(numbers).reshape(x.shape))
+
+    def _original_scale(self, x: Tensor) -> Tensor:
         # All features lie in [0, 1], so clamping can only reduce the error.
-        return denormalise(x.clamp_(0, 1), self.low, self.high).reshape(len(ids), *self.shape)
+        return denormalise(x.clamp_(0, 1), self.low, self.high).reshape(len(x), *self.shape)
 
 
 def stored_edges(shape: Sequence[int]) -> dict[str, Stored]:

@@ -60,6 +60,7 @@ class CodedRecorder(Recorder):
     inputs = frozenset({"start"})
     fast_is_exact = True
     grows = True
+    projects = True
     headroom: ClassVar[int] = 2
     """If the file is to grow, its first samples use at most MAX_ALPHABET / headroom symbols: coefficients of later
     samples may be larger."""

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from krnet.config import check_choice, from_dict
-from krnet.errors import NotARecordingError, SettingError
+from krnet.device import dtype_name
+from krnet.errors import FeatureError, NotARecordingError, SettingError
 from krnet.features.samples import Samples
 from krnet.recorders.base import (
     Content,
@@ -41,6 +42,15 @@ class RawReplayer(Replayer):
     def decode(self, ids: Tensor, *, fast: bool = False) -> Tensor:
         return self.values[ids].to(self.device).float()
 
+    def project(self, features: Tensor) -> Tensor:
+        projected = features.to(self.values.dtype).float()
+        if not projected.isfinite().all():
+            raise FeatureError(
+                f"values up to {features.abs().max():g}; the recording holds {dtype_name(self.values.dtype)}, which "
+                f"ends at {torch.finfo(self.values.dtype).max:g}. Record with dtype float32"
+            )
+        return projected
+
 
 @dataclass(frozen=True, kw_only=True)
 class RawConfig:
@@ -62,6 +72,7 @@ class RawRecorder(Recorder):
     name = "raw"
     config_class = RawConfig
     fast_is_exact = True
+    projects = True
 
     def fit(self, job: Job) -> Content:
         name = from_dict(RawConfig, job.settings).dtype or default_dtype(job)

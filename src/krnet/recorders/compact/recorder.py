@@ -8,6 +8,7 @@ codes.py       training of codes, shared by all fits; fitting the codes into a b
 axes_fit.py    trains codes, axes and network together
 values_fit.py  the same without axes, for samples too few to pay for them: a code is the quantised map itself
 growth.py      fits codes of new samples to a network that is kept
+projection.py  replays, and shows features that are not in a recording as it would replay them
 budget.py      chooses step, number of axes and width of the network for a budget
 """
 
@@ -18,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from krnet.config import from_dict
 from krnet.errors import SettingError
@@ -31,14 +31,14 @@ from krnet.recorders.compact.axes_fit import CompactFit, learn_axes
 from krnet.recorders.compact.growth import grow
 from krnet.recorders.compact.network import (
     CompactConfig,
-    GatedNet,
     read_codes,
     read_config,
     read_network,
     stored_tensors,
 )
+from krnet.recorders.compact.projection import CompactReplayer
 from krnet.recorders.compact.values_fit import DEAD_ZONE, ValuesFit
-from krnet.recorders.fit import NetworkReplayer, run_fit
+from krnet.recorders.fit import run_fit
 
 DEFAULT_STEP = 0.25
 DEFAULT_BITS = 1  # bits per value of the default budget, a 32nd of float32
@@ -53,6 +53,7 @@ class CompactRecorder(Recorder):
     inputs = frozenset({"head", "start"})
     trains = True
     grows = True
+    projects = True
 
     def fit(self, job: Job) -> Content:
         if job.start is not None:
@@ -90,18 +91,9 @@ class CompactRecorder(Recorder):
 
     def replay(
         self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device
-    ) -> NetworkReplayer:
+    ) -> CompactReplayer:
         config = read_config(settings)
         net = read_network(samples.shape, config, store)
         low, high = (store.tensor(n, shape=(net.shape[0],), dtype=torch.float32) for n in ("low", "high"))
-        num_values = math.prod(samples.shape)
-        reader = read_codes(samples.num_samples, num_values, config, store, device)
-        max_map_values = max(num_values, config.c1 * num_values // net.shape[0])
-        num_refined = config.refined
-        if num_refined is None:
-            return NetworkReplayer(net, reader.read, max_map_values, samples, low, high, device)
-
-        def gated_codes(ids: Tensor) -> Tensor:
-            return torch.cat([reader.read(ids), (ids < num_refined).float()[:, None].to(device)], dim=1)
-
-        return NetworkReplayer(GatedNet(net), gated_codes, max_map_values, samples, low, high, device)
+        reader = read_codes(samples.num_samples, math.prod(samples.shape), config, store, device)
+        return CompactReplayer(net, config, reader, samples, low, high, device)

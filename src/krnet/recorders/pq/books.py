@@ -117,6 +117,9 @@ class Codebooks(Basis):
         self.num_columns = len(entries) * self.num_positions
         self.inverse_order = order.argsort()  # (C,): the place of each channel
 
+    def with_costs(self, costs: list[Tensor]) -> Codebooks:
+        return Codebooks(self.shape, self.order, self.rotation, self.entries, costs)
+
     def parts(self, x: Tensor) -> tuple[Tensor, ...]:
         """x (n, C, ...) -> (n * positions, width) of each part"""
         points = to_positions(x)[:, self.order]

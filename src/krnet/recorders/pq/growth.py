@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from krnet.coding.matrix import CODED_TENSORS, CodedConfig, Matrix
+from krnet.coding.matrix import CODED_TENSORS, CodedConfig, CodedMatrix, Matrix
 from krnet.recorders.base import Job, Recorder
 from krnet.recorders.basis import matrix_of
 from krnet.recorders.growth import Growth
@@ -25,24 +25,28 @@ from krnet.recorders.pq.codes import CODE_CONFIG, CODES, ENTRIES
 RATE_WEIGHTS = np.geomspace(1e-6, 10, 160)  # what a budget is searched among, each 11 % above the one before
 
 
+def code_bits(books: Codebooks, held: CodedMatrix) -> list[Tensor]:
+    """(k,) of each part: bits of each code in the recording."""
+    tables = held.blocks.tables
+    counts = tables.spread(held.counts, tables.radius)[:, tables.radius :]  # (T, codes)
+    found = []
+    for column, entries in zip(np.split(tables.column, len(books.entries)), books.entries):
+        count = counts[np.unique(column)].sum(0)
+        count = np.pad(count, (0, max(0, len(entries) - len(count))))[: len(entries)] + 0.5
+        found.append(torch.from_numpy(-np.log2(count / count.sum())).float().to(entries.device))
+    return found
+
+
 class PQGrowth(Growth):
     prefix, free, limits = CODES, "rate_weight", (0, math.inf)
 
     def __init__(self, job: Job, recorder: Recorder):
         super().__init__(job, recorder, PQConfig)
         assert isinstance(self.basis, Codebooks), f"pq reads with a {type(self.basis).__name__}"
-        self.books = self.basis
-        tables = self.held.blocks.tables
-        counts = tables.spread(self.held.counts, tables.radius)[:, tables.radius :]  # (T, codes)
-        self.bits = []  # (k,) of each part: bits of each code in the recording
-        for column, entries in zip(np.split(tables.column, len(self.books.entries)), self.books.entries):
-            count = counts[np.unique(column)].sum(0)
-            count = np.pad(count, (0, max(0, len(entries) - len(count))))[: len(entries)] + 0.5
-            self.bits.append(torch.from_numpy(-np.log2(count / count.sum())).float().to(job.device))
+        self.books, self.bits = self.basis, code_bits(self.basis, self.held)
 
     def coding(self, value: float) -> tuple[Matrix, CodedConfig]:
-        books, costs = self.books, [value * bits for bits in self.bits]
-        books = Codebooks(books.shape, books.order, books.rotation, books.entries, costs)
+        books = self.books.with_costs([value * bits for bits in self.bits])
         return matrix_of(self.new, books), replace(CODE_CONFIG, block_size=self.config.block_size)
 
     def own(self) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ from krnet.recorders.basis import CodedReplayer
 from krnet.recorders.pq.books import MAX_BITS, Codebooks, PQConfig, part_widths, resolve_settings
 from krnet.recorders.pq.budget import likely_bytes, search_settings
 from krnet.recorders.pq.codes import CODE_CONFIG, CODES, ENTRIES, stored_tensors, whole_plan
-from krnet.recorders.pq.growth import PQGrowth
+from krnet.recorders.pq.growth import PQGrowth, code_bits
 
 
 class WithoutCentroids:
@@ -53,6 +54,20 @@ class WithoutCentroids:
         return self.store.tensor(name, shape=shape, dtype=dtype)
 
 
+class PQReplayer(CodedReplayer):
+    """Replays product-quantised samples, and codes new features at the recording's rate weight."""
+
+    def __init__(self, reader: MatrixReader, books: Codebooks, rate_weight: float, samples: Samples, *edges: Tensor):
+        super().__init__(reader, books, samples, *edges)
+        self.books, self.rate_weight = books, rate_weight
+
+    @cached_property
+    def encoder(self) -> Codebooks:
+        if not self.rate_weight:
+            return self.books
+        return self.books.with_costs([self.rate_weight * bits for bits in code_bits(self.books, self.reader.coded)])
+
+
 @register
 class PQRecorder(Recorder):
     name = "pq"
@@ -60,6 +75,7 @@ class PQRecorder(Recorder):
     inputs = frozenset({"start"})
     fast_is_exact = True
     grows = True
+    projects = True
 
     def fit(self, job: Job) -> Content:
         if job.start is not None:
@@ -98,7 +114,7 @@ class PQRecorder(Recorder):
 
     def replay(
         self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device
-    ) -> CodedReplayer:
+    ) -> PQReplayer:
         shape = samples.shape or (1,)
         try:
             config = from_dict(PQConfig, settings)
@@ -130,4 +146,4 @@ class PQRecorder(Recorder):
         code_ends = (tables.first.astype(np.int64) + tables.sizes)[tables.column]  # (columns,) largest code + 1
         if tables.first.min() < 0 or (code_ends > num_entries.repeat_interleave(books.num_positions).numpy()).any():
             raise NotARecordingError(f"the tables have codes that no codebook has. {RESTORE}")
-        return CodedReplayer(MatrixReader(codes, CODE_CONFIG, device), books, samples, low, high)
+        return PQReplayer(MatrixReader(codes, CODE_CONFIG, device), books, config.rate_weight, samples, low, high)
