@@ -136,7 +136,8 @@ class Recordings:
         warm = self.recorder.starts_warm
         if warm and not (c.warm_start and preset is not None):
             earlier = None
-        available: dict[str, Any] = {"head": self.tail if c.kr2 else None, "start": earlier, "trunk": self.trunk}
+        head = self.tail if c.kr2 and c.recorded == "maps" else None
+        available: dict[str, Any] = {"head": head, "start": earlier, "trunk": self.trunk}
         available["images"] = self._task_images(task) if "images" in self.recorder.inputs else None
         inputs = {name: value for name, value in available.items() if name in self.recorder.inputs}
         return inputs | ({"preset": None} if warm and earlier is not None else {})
