@@ -36,6 +36,7 @@ def replay(recording: Recording) -> None:
     assert_type(recording[5], Tensor)
     assert_type(recording[[3, -1]], Tensor)
     assert_type(recording.replay(torch.tensor([1]), precision="exact"), Tensor)
+    assert_type(recording.project(recording[:2]), Tensor)
     assert_type(recording.labels, Tensor | None)
     assert_type(recording.shape, tuple[int, ...])
     assert_type((len(recording), recording.nbytes, recording.r2), tuple[int, int, float])
