@@ -95,6 +95,11 @@ def test_one_number_gives_one_sample(recording, everything, which):
     assert_near(found[None], everything[int(which)][None])
 
 
+@pytest.mark.parametrize("kind", [list, tuple, np.array, lambda ids: range(2, 5)])
+def test_ids_may_be_any_whole_numbers_in_order(recording, everything, kind):
+    assert_near(recording.replay(kind([2, 3, 4])), everything[2:5])
+
+
 def test_a_table_of_ids_gives_a_table_of_samples(recording, everything):
     found = recording[torch.tensor([[1, 2, 3], [4, 5, -1]])]
     assert found.shape == (2, 3, 6, 7, 5)

@@ -222,12 +222,14 @@ class Recording:
         for i in range(len(self)):
             yield self[i]
 
-    def replay(self, ids: Tensor, precision: str | None = None) -> Tensor:
-        """Replay ids (B,) int64 in 0 .. N-1 -> float32 (B, *shape) on the recording's device.
+    def replay(self, ids: Tensor | Sequence[int], precision: str | None = None) -> Tensor:
+        """Replay ids (B,), whole numbers in 0 .. N-1 -> float32 (B, *shape) on the recording's device.
 
-        >>> recording.replay(torch.tensor([5, 3])).shape
+        >>> recording.replay([5, 3]).shape
         torch.Size([2, 4, 3, 3])
         """
+        if not isinstance(ids, Tensor):
+            ids = torch.as_tensor(np.asarray(ids, dtype=None if len(ids) else np.int64))
         precision = precision or self.precision
         check_choice("precision", precision, PRECISIONS)
         step = self._chunk_samples

@@ -23,6 +23,16 @@ RESERVED_SETTINGS = {
     "checkpoint_s": "is the run's",
 }
 
+# Of runs that an earlier version made, which had no such settings.
+BEFORE_SOLVED_HEADS = {
+    "head": "trained",
+    "plastic": True,
+    "recorded": "maps",
+    "through_recorder": False,
+    "random_features": 8192,
+    "ridge": 1e-3,
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class KrilConfig(LearnerConfig):
@@ -154,12 +164,19 @@ class KrilConfig(LearnerConfig):
                 f"new_features is {self.new_features!r}; expected replayed: a solved head reads the replays of all "
                 f"samples"
             )
+        recorder = self.chosen_recorder
+        if self.through_recorder and not (recorder.projects and (self.single or recorder.grows)):
+            raise SettingError(
+                f"through_recorder is set, and recorder {self.recorder} cannot show maps that it does not hold. Leave "
+                f"it out, or take krnet, pca, quantized, transform or pq"
+            )
 
     @classmethod
     def renewed(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
         own_settings = saved.get("recorder_settings")
         names = {"recorder": recorder_name(str(saved.get("recorder")), saved)}
         return {
+            **BEFORE_SOLVED_HEADS,
             **super().renewed(saved),
             **names,
             "recorder_settings": parse_settings(own_settings) if isinstance(own_settings, str) else own_settings or {},
