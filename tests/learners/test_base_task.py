@@ -59,7 +59,7 @@ def test_the_head_has_the_upright_row_of_each_class(images, tmp_path):
     assert torch.equal(learner.model.head.linears[0].bias, trained["modules.head.parts.0.bias"][::4])
 
 
-@pytest.mark.parametrize("change", ["order", "data", "base_classes", "network"])
+@pytest.mark.parametrize("change", ["order", "data", "base_classes", "shortcut"])
 def test_a_file_of_other_images_classes_or_networks_is_refused(images, tmp_path, change):
     learn("finetune", images, tmp_path)
     (shared,) = (tmp_path / "shared").iterdir()
@@ -68,7 +68,7 @@ def test_a_file_of_other_images_classes_or_networks_is_refused(images, tmp_path,
         split = krnet.protocol.split(list(range(8)), num_classes=8, sizes=[len(t) for t in split.tasks])
     if change == "base_classes":
         split = krnet.protocol.split(list(split.order), num_classes=8, sizes=[3, 5])
-    if change == "network":
+    if change == "shortcut":
         settings["shortcut"] = "A"
     data = images.with_validation(2) if change == "data" else images
     with pytest.raises(ResumeError, match=f"trained with another {change}"):

@@ -26,6 +26,7 @@ from krnet.data.dataset import DataSet
 from krnet.errors import RecordingError, ResumeError, SettingError
 from krnet.io import archive
 from krnet.nn import heads
+from krnet.nn.backbones import backbone_name
 from krnet.progress import Watch
 from krnet.train.classifier import Descent, ImageBatches, Saving, Schedule
 
@@ -137,14 +138,17 @@ def shared_settings(learner: Learner) -> dict[str, Any]:
     """All that the trained network depends on, the recipe aside: the same for every method."""
     context, config = learner.context, learner.config
     settings = {"base_epochs": config.base_epochs, "base_lr": config.base_lr, "augment": config.augment}
-    return settings | origin(learner) | {"seed": context.seed, "device": learner.device.type}
+    settings |= {"seed": context.seed, "device": learner.device.type}
+    # The modules too: a function that makes a backbone may make another one under the same name.
+    return settings | origin(learner) | {"network": repr(learner.model.backbone)}
 
 
 def origin(learner: Learner) -> dict[str, Any]:
     """What a file must agree with: the images, the classes in their order, and the network."""
-    context = learner.context
+    context, config = learner.context, learner.config
     found = {"data": context.data.digest, "order": context.split.hash, "base_classes": len(context.split.tasks[0])}
-    return found | {"network": repr(learner.model.backbone)}
+    network = {"backbone": backbone_name(config.backbone), "shortcut": config.shortcut, "last_relu": config.last_relu}
+    return found | network
 
 
 @torch.no_grad()
@@ -176,7 +180,12 @@ class BaseFile:
     def take(self, result: dict[str, Tensor]) -> None:
         model, prefix = self.learner.model, "modules.backbone."
         weights = {name.removeprefix(prefix): value for name, value in result.items() if name.startswith(prefix)}
-        model.backbone.load_state_dict(weights)
+        try:
+            model.backbone.load_state_dict(weights)
+        except RuntimeError as error:
+            raise ResumeError(
+                f"{self.path}: not the weights of backbone {self.learner.config.backbone} ({error})"
+            ) from error
         with torch.device("meta"):
             head = heads.LinearHead(model.head.feature_dim, len(result["modules.head.parts.0.bias"]))
         head.load_state_dict(
