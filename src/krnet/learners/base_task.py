@@ -137,8 +137,8 @@ def recipe_work(learner: Learner, recipe: BaseRecipe) -> Descent:
 def shared_settings(learner: Learner) -> dict[str, Any]:
     """All that the trained network depends on, the recipe aside: the same for every method."""
     context, config = learner.context, learner.config
-    settings = {"base_epochs": config.base_epochs, "base_lr": config.base_lr, "augment": config.augment}
-    settings |= {"seed": context.seed, "device": learner.device.type}
+    settings: dict[str, Any] = {"base_epochs": config.base_epochs, "base_lr": config.base_lr}
+    settings |= {"augment": config.augment, "seed": context.seed, "device": learner.device.type}
     # The modules too: a function that makes a backbone may make another one under the same name.
     return settings | origin(learner) | {"network": repr(learner.model.backbone)}
 
