@@ -20,7 +20,9 @@ ORDER = [
 # Files of these packages that all plug-ins may use; every other file or folder there is a plug-in.
 SHARED = {
     "recorders": {"__init__", "base", "fit", "maps", "basis", "axes", "growth", "coded", "presets"},
-    "learners": {"__init__", "base", "base_task", "frozen", "settings", "scores", "exemplars", "rehearsal", "importance"},
+    "learners": {
+        "__init__", "base", "base_task", "exemplars", "frozen", "importance", "rehearsal", "scores", "settings",
+    },
 }
 DOORS = {"__init__", "__main__", "protocol"}  # the public names, and python -m krnet: above everything
 FILES = sorted(path for path in ROOT.rglob("*.py"))
