@@ -114,9 +114,11 @@ class Plan:
     out: Path
     given: dict[str, dict[str, Any]]
     """Settings by method; the settings of a point replace them."""
+    validation: int = 0
+    """Training images of each class to hold out and judge on."""
 
     def load(self) -> tuple[DataSet, protocol.TaskSplit]:
-        images = load_data(self.data, self.data_dir)
+        images = load_data(self.data, self.data_dir, self.validation)
         split = protocol.split(
             self.order, num_classes=images.num_classes, base_classes=self.base_classes, tasks=self.tasks
         )
@@ -137,8 +139,9 @@ class Plan:
 
 
 @cache
-def load_data(name: str, folder: Path | None) -> DataSet:
-    return data.load(name, folder)
+def load_data(name: str, folder: Path | None, validation: int = 0) -> DataSet:
+    images = data.load(name, folder)
+    return images.with_validation(validation) if validation else images
 
 
 class Watch:
@@ -255,6 +258,10 @@ def main() -> None:
         "--epochs", type=int, help="epochs of each task; also draws only rows with this number (the method's own)"
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and batches (%(default)s)")
+    parser.add_argument(
+        "--validation", type=int, default=0, metavar="N",
+        help="hold out N training images of each class and judge on them, to choose settings (test images)",
+    )  # fmt: skip
     parser.add_argument("--device", help="cpu, cuda or cuda:N (cuda if there is one)")
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting for every method that has it"
@@ -278,10 +285,13 @@ def main() -> None:
                 list(dict.fromkeys(point.method for point in points)), given, load_data(args.data, args.data_dir)
             )
             plan = Plan(args.data, args.data_dir, args.order, args.tasks, args.base_classes, args.seed, args.device,
-                        args.out, by_method)  # fmt: skip
+                        args.out, by_method, args.validation)  # fmt: skip
             images, split = plan.load()  # refuses an impossible split before anything is learned
             name, order = images.name, split.order_name
             learn_points(plan, points, args.jobs)
+            if args.validation:
+                say("judged on held-out training images: the rows are in the ledger, and no picture is drawn of them")
+                return
         ledgers = args.draw_only or [ledger.default_path()]
         rows = [row for path in dict.fromkeys(ledgers) for row in ledger.read(path)]
         rows = plot_bytes.choose_rows(rows, name, order, args.tasks, args.base_classes, args.epochs)

@@ -7,9 +7,11 @@ import torch
 
 import krnet
 from krnet.bench.speed import StreamedFeed
+from krnet.data import trivial_augment
 from krnet.device import pick_device
 from krnet.features.feed import Feed
 from krnet.features.source import open_features
+from learning_tools import settings_for, small_digits, small_tasks
 from maps import relu_maps
 
 pytestmark = pytest.mark.gpu
@@ -127,3 +129,25 @@ def test_a_recording_grows_on_the_gpu_and_what_it_held_stays_as_it_is(tmp_path, 
     assert torch.equal(before, after)
     found = krnet.open(tmp_path / "b.krn", "cuda").replay(torch.arange(600, 900)).cpu()
     assert (found - features[600:]).square().mean() < 0.6 * features.var()
+
+
+def test_trivial_augment_on_the_gpu_is_that_on_the_cpu():
+    images = torch.randint(256, (280, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    draws = trivial_augment.draw(280, seed=0, iteration=0)
+    draws[:, 0] = torch.arange(280) % len(trivial_augment.OPERATIONS)
+    on_cpu, on_gpu = (trivial_augment.apply(images.to(d), draws.to(d)).cpu() for d in ("cpu", "cuda"))
+    different = (on_cpu.int() - on_gpu.int()).abs() > 1
+    assert different.double().mean() < 0.002  # a pixel between two others may be rounded to either
+
+
+def test_the_strong_base_task_and_a_solved_head_learn_on_the_gpu(tmp_path):
+    digits = small_digits()
+    parts = (digits.train.images, digits.train.labels, digits.test.images, digits.test.labels)
+    data = krnet.data.from_arrays(*parts, mean=digits.mean, std=digits.std, pad=1, flip=True, layout="NCHW")
+    settings = {**settings_for("kril"), "base": "strong", "base_epochs": 30, "base_lr": 0.1, "head": "solved"}
+    settings |= {"plastic": False, "random_features": 256, "recorder": "krnet", "budget": 60_000}
+    settings |= {"through_recorder": True, "recorder_iterations": 60}
+    run = krnet.learn("kril", data, small_tasks(), out=tmp_path, settings=settings, device="cuda")
+    assert run.accuracy[0] > 0.5 and run["last"] > 0.3
+    labels = krnet.load_run(tmp_path, device="cuda").predict(data.test.images)
+    assert torch.equal(labels, run.predict(data.test.images))

@@ -109,6 +109,12 @@ def test_points_stay_below_their_budget_and_a_failing_one_leaves_its_error(call,
     assert again[6]["metrics"] == found["lucir:"]["metrics"] and again[6]["settings"] == found["lucir:"]["settings"]
 
 
+def test_settings_are_chosen_on_held_out_images_and_nothing_is_drawn_of_them(call, tmp_path):
+    (row,) = call("--methods", "finetune", "--validation", "4")
+    assert row["metrics"]["validation"] == 4 and not ledger.is_result(row)
+    assert not (tmp_path / "out" / "bytes.png").exists()
+
+
 def test_other_settings_are_other_points(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "load_digits", small_digits)
     point = Point("lucir", {}, 5000)
