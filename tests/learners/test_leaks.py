@@ -89,8 +89,10 @@ def learn(method: str, digits: data.DataSet, out: Path, last: int = LAST, **sett
 
     def watch(progress: Progress) -> None:
         task = len(after) + 1
-        if progress.share is None and progress.name.startswith(f"{method}, task {task} of {LAST}:"):
-            after.append(read_kept(out, task - 1))  # the first work of a task begins: the last one is written
+        name = f"{method}, task {task} of {LAST}"
+        # The first work of a task begins, or a task without any work ends: the state of the task before is written.
+        if (progress.share is None and progress.name.startswith(f"{name}:")) or progress.name == f"{name} done":
+            after.append(read_kept(out, task - 1))
             if task > last:
                 raise Stopped
 

@@ -9,8 +9,9 @@ A subclass says what it keeps (`extra_state`); all of it counts as stored bytes.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -41,6 +42,10 @@ class FrozenLearner(Learner):
 
     config_class = FrozenConfig
     config: FrozenConfig
+    unsupported: ClassVar[Mapping[str, str]] = {
+        "outputs_per_class": "its head has one score per class",
+        "transform": "its head reads the images as they are",
+    }
 
     def __init__(self, context: Context, config: FrozenConfig):
         super().__init__(context, config)
