@@ -20,7 +20,10 @@ ORDER = [
 # Files of these packages that all plug-ins may use; every other file or folder there is a plug-in.
 SHARED = {
     "recorders": {"__init__", "base", "fit", "maps", "basis", "axes", "growth", "coded", "presets"},
-    "learners": {"__init__", "base", "base_task", "frozen", "settings", "scores", "exemplars", "rehearsal", "importance"},
+    "learners": {
+        "__init__", "analytic", "base", "base_task", "exemplars", "frozen", "importance", "rehearsal", "scores",
+        "settings",
+    },
 }
 DOORS = {"__init__", "__main__", "protocol"}  # the public names, and python -m krnet: above everything
 FILES = sorted(path for path in ROOT.rglob("*.py"))
@@ -124,4 +127,5 @@ def test_registries_are_full_as_soon_as_their_package_is_imported():
 
     expected = ["krnet", "paper", "autoencoder", "pca", "transform", "quantized", "pq", "images", "raw"]
     assert sorted(recorder_names()) == sorted(expected)
-    assert sorted(learner_names()) == sorted(["finetune", "joint", "ewc", "mas", "icarl", "lucir", "gfr", "kril"])
+    expected = ["finetune", "joint", "ewc", "mas", "icarl", "lucir", "gfr", "kril", "acil"]
+    assert sorted(learner_names()) == sorted(expected)

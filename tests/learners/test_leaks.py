@@ -34,6 +34,7 @@ RECORDER = {"recorder_iterations": 12, "fixed_layers": 3, "recorder_settings": "
 OWN: dict[str, dict[str, Any]] = {
     "gfr": {"gan_epochs": 1, "hidden": 16, "latent": 4},
     "kril": RECORDER,
+    "acil": {"random_features": 64},
     "icarl": {"exemplars_per_class": 3},
     "lucir": {"exemplars_per_class": 3},
 }
@@ -89,8 +90,9 @@ def learn(method: str, digits: data.DataSet, out: Path, last: int = LAST, **sett
 
     def watch(progress: Progress) -> None:
         task = len(after) + 1
-        if progress.share is None and progress.name.startswith(f"{method}, task {task} of {LAST}:"):
-            after.append(read_kept(out, task - 1))  # the first work of a task begins: the last one is written
+        if progress.share is None and progress.name.startswith(f"{method}, task {task} of {LAST}"):
+            # The first work of a task begins, or a task without work is done: the last state is that of the one before.
+            after.append(read_kept(out, task - 1))
             if task > last:
                 raise Stopped
 

@@ -1,6 +1,6 @@
 """Learners that freeze the network after the base task and learn a head alone, from each task's readings.
 
-    images -> frozen network -> readings (N, D) -> learn_readings(task, ...) -> what is kept: means, covariances, matrices
+    images -> frozen network -> readings (N, D) -> learn_readings(task, ...) -> what is kept: means, matrices
     test images -> frozen network -> readings -> scores(...) -> (B, classes seen)
 
 A subclass says what it keeps (`extra_state`); all of it counts as stored bytes.
