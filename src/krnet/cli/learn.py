@@ -31,7 +31,7 @@ def learn(
         list[str] | None,
         typer.Argument(
             metavar="METHOD",
-            help="kril finetune joint ewc mas icarl lucir gfr acil, or all; at least one.",
+            help="kril finetune joint ewc mas icarl lucir gfr acil dsal, or all; at least one.",
             show_default=False,
         ),
     ] = None,
