@@ -23,6 +23,8 @@ SMALL = {"backbone": "resnet8", "base_epochs": 5, "epochs": 8, "batch_size": 32,
 OWN: dict[str, dict[str, object]] = {
     "gfr": {"gan_epochs": 2, "hidden": 32, "latent": 8},
     "kril": {"recorder_iterations": 25, "fixed_layers": 3},
+    "acil": {"random_features": 64, "fixed_layers": 3},
+    "dsal": {"random_features": 64, "fixed_layers": 3},
     "icarl": {"exemplars_per_class": 4},
     "lucir": {"exemplars_per_class": 4},
 }

@@ -21,7 +21,8 @@ ORDER = [
 SHARED = {
     "recorders": {"__init__", "base", "fit", "maps", "basis", "axes", "growth", "coded", "presets"},
     "learners": {
-        "__init__", "base", "base_task", "exemplars", "frozen", "importance", "rehearsal", "scores", "settings",
+        "__init__", "analytic", "base", "base_task", "exemplars", "frozen", "importance", "rehearsal", "scores",
+        "settings",
     },
 }
 DOORS = {"__init__", "__main__", "protocol"}  # the public names, and python -m krnet: above everything
@@ -127,4 +128,4 @@ def test_registries_are_full_as_soon_as_their_package_is_imported():
     expected = ["krnet", "paper", "autoencoder", "pca", "transform", "quantized", "pq", "images", "raw"]
     assert sorted(recorder_names()) == sorted(expected)
     trained = ["finetune", "joint", "ewc", "mas", "icarl", "lucir", "gfr", "kril"]
-    assert sorted(learner_names()) == sorted([*trained, "ncm", "fecam", "fetril"])
+    assert sorted(learner_names()) == sorted([*trained, "ncm", "fecam", "fetril", "acil", "dsal"])

@@ -328,7 +328,7 @@ def test_help_and_docstring_name_every_recorder_and_every_method() -> None:
     assert names_in(shown, "Way to store the features: ", ".") == set(recorder_names())
     assert names_in(shown, "holds the first samples of FEATURES; ", " keep their") == growing
     assert names_in(str(krnet.record.__doc__), "Recorders that grow (", ")") == growing
-    words = run("learn", "--help").stdout.split(", or all;")[0].split()
+    words = " ".join(run("learn", "--help").stdout.split()).split(", or all;")[0].split()
     assert set(words[-len(learner_names()) :]) == set(learner_names())
 
 

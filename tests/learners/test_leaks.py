@@ -34,6 +34,8 @@ RECORDER = {"recorder_iterations": 12, "fixed_layers": 3, "recorder_settings": "
 OWN: dict[str, dict[str, Any]] = {
     "gfr": {"gan_epochs": 1, "hidden": 16, "latent": 4},
     "kril": RECORDER,
+    "acil": {"random_features": 64},
+    "dsal": {"random_features": 64},
     "icarl": {"exemplars_per_class": 3},
     "lucir": {"exemplars_per_class": 3},
 }

@@ -16,7 +16,9 @@ from krnet import protocol
 from krnet.data.dataset import DataSet
 from krnet.errors import SettingError
 from krnet.learners import base
+from krnet.learners.acil import Acil
 from krnet.learners.base import Context, Learner, Work
+from krnet.learners.dsal import Dsal
 from krnet.learners.ewc import Ewc
 from krnet.learners.exemplars import class_means
 from krnet.learners.finetune import FineTune
@@ -181,7 +183,13 @@ def test_a_task_of_one_class_has_outputs_to_tell_apart(digits, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("parent", "names"), [(GFR, ["outputs_per_class"]), (Kril, ["outputs_per_class", "transform"])]
+    ("parent", "names"),
+    [
+        (GFR, ["outputs_per_class"]),
+        (Kril, ["outputs_per_class", "transform"]),
+        (Acil, ["outputs_per_class"]),
+        (Dsal, ["outputs_per_class"]),
+    ],
 )
 def test_a_learner_that_cannot_honour_a_declaration_refuses_it(digits, tmp_path, parent, names):
     declared = {"outputs_per_class": NUM_TURNS, "transform": lambda self, images, labels: turn(images, labels)}

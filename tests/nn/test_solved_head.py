@@ -11,7 +11,7 @@ from torch import nn
 from krnet.errors import SettingError
 from krnet.nn import backbones
 from krnet.nn.readout import Readout
-from krnet.nn.solved_head import SolvedHead, solve_ridge
+from krnet.nn.solved_head import RecursiveHead, SolvedHead, solve_positive
 
 
 @pytest.fixture
@@ -59,9 +59,33 @@ def test_a_reading_that_never_changes_does_no_harm(readings):
     assert head(values).isfinite().all()
 
 
+@pytest.mark.parametrize("standardise", [False, True])
+def test_learning_in_parts_is_ridge_regression_on_all_samples(readings, standardise):
+    values, labels = readings
+    answers, features = torch.eye(4)[labels], None
+    head = RecursiveHead(10, 32, 2, seed=0, standardise=standardise)
+    gram = head.new_gram(0.1)
+    for first in (0, 2):
+        part = (labels >= first) & (labels < first + 2)
+        head.grow(first)
+        head.learn(gram, values[part], answers[part, : first + 2])
+    features = head.random_features(values).double().numpy()
+    expected = Ridge(alpha=0.1, fit_intercept=False).fit(features, np.eye(4)[labels.numpy()]).coef_.T
+    np.testing.assert_allclose(head.rows.numpy(), expected, atol=1e-5)
+    np.testing.assert_allclose(gram.numpy(), features.T @ features + 0.1 * np.eye(32), rtol=1e-9)
+
+
+def test_plain_random_features_are_those_of_a_new_linear_layer_without_bias():
+    head = RecursiveHead(400, 500, 2, seed=0, activation=torch.tanh, standardise=False)
+    layer = nn.Linear(400, 500)
+    assert head.projection.std().item() == pytest.approx(layer.weight.std().item(), rel=0.01)
+    values = torch.randn(3, 400)
+    torch.testing.assert_close(head.random_features(values), torch.tanh(values @ head.projection))
+
+
 def test_dependent_features_without_a_ridge_are_refused():
     with pytest.raises(SettingError, match="larger ridge"):
-        solve_ridge(torch.ones(3, 3, dtype=torch.float64), torch.ones(3, 1, dtype=torch.float64), 0.0)
+        solve_positive(torch.ones(3, 3, dtype=torch.float64), torch.ones(3, 1, dtype=torch.float64))
 
 
 def test_the_readout_has_mean_and_deviation_of_the_map_and_of_every_block():

@@ -31,7 +31,7 @@ def learn(
         list[str] | None,
         typer.Argument(
             metavar="METHOD",
-            help="kril finetune joint ewc mas icarl lucir gfr ncm fecam fetril, or all; at least one.",
+            help="kril finetune joint ewc mas icarl lucir gfr ncm fecam fetril acil dsal, or all; at least one.",
             show_default=False,
         ),
     ] = None,

@@ -353,6 +353,12 @@ class Learner(ABC):
         parts = ids.to(self.device).split(EVALUATION_BATCH)
         return torch.cat([function(images.take(part)) for part in parts])
 
+    @torch.no_grad()
+    def output_shape(self, module: nn.Module) -> torch.Size:
+        """Shape of a sample's output of a module that reads images."""
+        image = torch.zeros(1, *self.context.data.input_shape, device=self.device)
+        return copy.deepcopy(module).eval()(image).shape[1:]
+
     # ------------------------------------------------------------------ keeping
 
     def modules(self) -> dict[str, nn.Module]:

@@ -1,15 +1,19 @@
-"""A head whose weights are solved in closed form, not trained.
+"""Heads whose weights are solved in closed form, not trained: ridge regression on random features.
 
     readings z (B, D) -> standardise -> random features relu(z W + b) -> @ rows -> scores (B, classes)
 
-W and b are drawn from a seed, so they cost no bytes. The rows minimise the squared error to one-hot labels plus
-`ridge` times their size per sample:   rows = (H' H + ridge N I)^-1 H' Y   with H (N, width) the random features.
+W and b are drawn from a seed, so they cost no bytes. With H (N, width) the random features, and Y the one-hot labels:
+
+    SolvedHead      all samples at once:   rows = (H' H + ridge N I)^-1 H' Y
+    RecursiveHead   task after task:       gram = ridge I + H' H of all tasks,   rows = gram^-1 H' Y of all tasks
 
 Random features with ridge regression are the head of ACIL (Zhuang et al. 2022) and RanPAC (McDonnell et al. 2023),
-which keep H' H between tasks. Here it is computed from replays instead.
+which keep `gram` between tasks, in one form or another. KRIL computes it from replays instead.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -18,27 +22,42 @@ from torch import Tensor, nn
 from krnet.errors import SettingError
 
 BIAS_STD = 0.5
+PLAIN_STD = 3**-0.5  # of a weight, times sqrt(D), without standardising: that of a new torch.nn.Linear, as in ACIL
 AT_ONCE = 4096  # samples whose random features are in memory together
 LEAST_STD = 1e-6  # a reading that never changes is left as it is
 
 
-class SolvedHead(nn.Module):
-    """readings (B, num_readings) -> scores (B, num_classes)"""
+class RandomFeatureHead(nn.Module):
+    """readings (B, num_readings) -> scores (B, num_classes)
 
-    def __init__(self, num_readings: int, width: int, num_classes: int, seed: int, ridge: float):
+    Without `standardise` readings are taken as they are and the random features have no bias: activation(z W).
+    """
+
+    def __init__(
+        self,
+        num_readings: int,
+        width: int,
+        num_classes: int,
+        seed: int,
+        *,
+        activation: Callable[[Tensor], Tensor] = F.relu,
+        standardise: bool = True,
+    ):
         super().__init__()
-        self.ridge = ridge
+        self.activation = activation
         generator = torch.Generator().manual_seed(seed)
         projection = torch.randn(num_readings, width, generator=generator) / num_readings**0.5
+        bias = BIAS_STD * torch.randn(width, generator=generator)
         self.projection: Tensor
         self.bias: Tensor
-        self.register_buffer("projection", projection, persistent=False)
-        self.register_buffer("bias", BIAS_STD * torch.randn(width, generator=generator), persistent=False)
+        self.register_buffer("projection", projection if standardise else PLAIN_STD * projection, persistent=False)
+        self.register_buffer("bias", bias if standardise else torch.zeros(width), persistent=False)
         self.mean: Tensor
         self.std: Tensor
         self.rows: Tensor
         self.register_buffer("mean", torch.zeros(num_readings))
-        self.register_buffer("std", torch.zeros(num_readings))
+        # 0 until the first readings set the scale.
+        self.register_buffer("std", torch.zeros(num_readings) if standardise else torch.ones(num_readings))
         self.register_buffer("rows", torch.zeros(width, num_classes))
 
     def grow(self, num_new: int) -> None:
@@ -46,18 +65,30 @@ class SolvedHead(nn.Module):
         self.rows = F.pad(self.rows, (0, num_new))
 
     def random_features(self, readings: Tensor) -> Tensor:
-        return F.relu(torch.addmm(self.bias, (readings - self.mean) / self.std, self.projection))
+        return self.activation(torch.addmm(self.bias, (readings - self.mean) / self.std, self.projection))
 
     def forward(self, readings: Tensor) -> Tensor:
         return self.random_features(readings) @ self.rows
 
-    @torch.no_grad()
-    def solve(self, readings: Tensor, labels: Tensor) -> None:
-        """Solve the rows of all classes from readings (N, D) and labels (N,). The first call also sets the scale."""
+    def set_scale(self, readings: Tensor) -> None:
+        """Standardise by these readings (N, D), unless the scale is set already."""
         if not self.std.any():
             std, mean = torch.std_mean(readings, 0, correction=0)
             self.mean.copy_(mean)
             self.std.copy_(torch.where(std > LEAST_STD, std, torch.ones_like(std)))
+
+
+class SolvedHead(RandomFeatureHead):
+    """Solved from all samples at once; `ridge` is per sample."""
+
+    def __init__(self, num_readings: int, width: int, num_classes: int, seed: int, ridge: float):
+        super().__init__(num_readings, width, num_classes, seed)
+        self.ridge = ridge
+
+    @torch.no_grad()
+    def solve(self, readings: Tensor, labels: Tensor) -> None:
+        """Solve the rows of all classes from readings (N, D) and labels (N,). The first call also sets the scale."""
+        self.set_scale(readings)
         width, num_classes = self.rows.shape
         gram = torch.zeros(width, width, dtype=torch.float64, device=readings.device)
         target = torch.zeros(width, num_classes, dtype=torch.float64, device=readings.device)
@@ -65,15 +96,42 @@ class SolvedHead(nn.Module):
             features = self.random_features(values)
             gram += features.T @ features  # a product in float32, summed in float64
             target.index_add_(1, classes, features.T.double())
-        self.rows.copy_(solve_ridge(gram, target, self.ridge * len(readings)))
+        gram.diagonal().add_(self.ridge * len(readings))
+        self.rows.copy_(solve_positive(gram, target))
 
 
-def solve_ridge(gram: Tensor, target: Tensor, ridge: float) -> Tensor:
-    """(gram + ridge I)^-1 target, by Cholesky. `gram` is overwritten."""
-    gram.diagonal().add_(ridge)
-    factor, failed = torch.linalg.cholesky_ex(gram)
+class RecursiveHead(RandomFeatureHead):
+    """Solved task after task, to what all samples together would give.
+
+    The caller keeps `gram`. It and the rows hold all that the regression has to know of earlier samples: H' Y of those
+    is gram @ rows.
+    """
+
+    def new_gram(self, ridge: float) -> Tensor:
+        """The matrix before the first sample. `ridge` is absolute: it does not grow with the number of samples."""
+        width = len(self.rows)
+        gram = torch.zeros(width, width, dtype=torch.float64, device=self.rows.device)
+        gram.diagonal().fill_(ridge)
+        return gram
+
+    @torch.no_grad()
+    def learn(self, gram: Tensor, readings: Tensor, targets: Tensor) -> None:
+        """Add samples: readings (N, D) with targets (N, classes). Changes `gram` in place, and the rows.
+
+        Products are in float64: the rounding of float32 is as large as an absolute ridge.
+        """
+        self.set_scale(readings)
+        cross = gram @ self.rows.double()  # H' Y of earlier samples, (width, classes)
+        for values, answers in zip(readings.split(AT_ONCE), targets.split(AT_ONCE), strict=True):
+            features = self.random_features(values).double()
+            gram.addmm_(features.T, features)
+            cross.addmm_(features.T, answers.double())
+        self.rows.copy_(solve_positive(gram, cross))
+
+
+def solve_positive(matrix: Tensor, target: Tensor) -> Tensor:
+    """matrix^-1 target, by Cholesky: the matrix must be symmetric with positive eigenvalues."""
+    factor, failed = torch.linalg.cholesky_ex(matrix)
     if failed:
         raise SettingError("the head cannot be solved: its features depend on each other. Give a larger ridge")
     return torch.cholesky_solve(target, factor)
-
-

@@ -30,7 +30,6 @@ all old images, compressed, and replays them through F1.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -93,12 +92,12 @@ class Kril(Learner):
         if config.flip_replays and not context.data.flip:
             raise SettingError(f"flip_replays is set, and {context.data.name} is not to be mirrored; leave it out")
         if config.budget is not None:
-            self.recordings.check_budget(self._shape_of(self.encoder))
+            self.recordings.check_budget(self.output_shape(self.encoder))
 
     def _make_solved_head(self) -> SolvedHead:
         c = self.config
         readings = nn.Sequential(self.trunk, self.readout)
-        (num_readings,) = self._shape_of(readings)
+        (num_readings,) = self.output_shape(readings)
         seed = self.context.seed_for(0, SOLVED_HEAD_PART)
         head = SolvedHead(num_readings, c.random_features, self.context.num_seen(0), seed, c.ridge)
         return head.to(self.device)
@@ -172,12 +171,6 @@ class Kril(Learner):
             self.trunk.requires_grad_(False)
             if self.solved is not None:
                 self.solved.grow(len(self.context.split.tasks[task]))
-
-    @torch.no_grad()
-    def _shape_of(self, module: nn.Module) -> torch.Size:
-        """Shape of a sample's output of a module that reads images."""
-        image = torch.zeros(1, *self.context.data.input_shape, device=self.device)
-        return copy.deepcopy(module).eval()(image).shape[1:]
 
     # ------------------------------------------------------------------ the solved head
 
