@@ -212,7 +212,7 @@ README_ROWS = {
     "**KRIL with krnet**": "**KRIL within 6.1 MB** (`--budget 6.1MB`)",
     "KRIL with the paper's networks": "**KRIL**, two KRNets of the paper's size",
     "GFR, the best rival that keeps no images": "GFR, on the same ResNet-32",
-    "LUCIR, the best that keeps images": "LUCIR, 20 exemplars a class",
+    "LUCIR, the best that keeps some images": "LUCIR, 20 exemplars a class",
     "all images kept": "all images (`joint --set only_last=true`)",
 }
 

@@ -247,9 +247,9 @@ def _check_least_size(path: Path, recorder: Recorder, job: Job, budget: int) -> 
     least, enough = recorder.smallest_bytes(job)
     if least > budget:
         error = BudgetError(
-            f"{path}: needs a budget of more than {enough} bytes with recorder {recorder.name} "
-            f"({recorder.settings_text(job.settings)}), whatever the features are; the budget is {budget}. Nothing was "
-            f"fitted or written. Raise the budget, leave out settings of your own, or take another recorder"
+            f"{path}: needs a budget of more than {enough} bytes with recorder {recorder.name}, whatever the features "
+            f"are; the budget is {budget}. Nothing was fitted or written. Raise the budget, leave out settings of your "
+            f"own if there are any, or take another recorder"
         )
         error.needed = enough
         raise error

@@ -7,7 +7,7 @@ No image, feature or label of an old task is kept, and yet the rows are those of
 tasks ("absolute memorization"): H' Y of old samples is the old gram times the old rows.
 
 Zhuang et al., "ACIL: Analytic Class-Incremental Learning with Absolute Memorization and Privacy Protection" (2022). The
-width (8192), the ridge (0.1) and random weights without a bias are those of the authors' code for CIFAR-100.
+width (8192) and random weights without a bias are those of the authors' code; the ridge is 0.1.
 
 Deviations:
 - The paper keeps R = gram^-1 and updates it by the Woodbury identity, which takes differences of large numbers. Here

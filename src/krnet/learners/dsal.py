@@ -12,10 +12,10 @@ A linear solution on one kind of random features may underfit; the other activat
 features. Each stream keeps a matrix, as ACIL does: twice its bytes.
 
 Zhuang et al., "DS-AL: A Dual-Stream Analytic Learning for Exemplar-Free Class-Incremental Learning" (2024). The width
-(8192), the ridge (0.1, for both streams), tanh and the weight 0.6 are those of the authors' code for CIFAR-100.
+(8192) and tanh are those of the authors' code; the ridge is 0.1 for both streams, and the weight 0.6.
 
 Deviations:
-- Residuals are those of the main stream after the whole task, as in the paper. The authors' code updates both streams
+- Residuals are those of the main stream after the whole task. The authors' code updates both streams
   batch by batch, so its residuals depend on the order and the size of the batches.
 - Both streams have the same W, as in the authors' code.
 - What is kept, the precision, W and the base task: as in ACIL (acil.py lists the deviations).

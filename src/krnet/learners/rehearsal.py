@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from krnet.config import check_choice, check_int
+from krnet.config import check_choice, check_int, parse_size
 from krnet.errors import SettingError
 from krnet.learners.base import Context, Learner, LearnerConfig
 from krnet.learners.exemplars import Exemplars, class_means, herd_classes, nearest_mean_scores
@@ -42,7 +42,7 @@ class RehearsalConfig(LearnerConfig):
     memory_total: int = 2000
     """Exemplars of all classes together, if memory is total: old classes drop exemplars as new classes arrive."""
     budget: int | None = None
-    """Limit in bytes of all exemplars with their labels. Replaces the number of exemplars: as many are kept as fit."""
+    """Limit of all exemplars with their labels, in bytes or as 6.1MB. Replaces their number: as many are kept as fit."""
     nme_flip: bool = True
     """Include mirrored exemplars in the NME means, if the data set may be mirrored."""
 
@@ -53,7 +53,7 @@ class RehearsalConfig(LearnerConfig):
         for name in ("exemplars_per_class", "memory_total"):
             check_int(name, getattr(self, name), 1)
         if self.budget is not None:
-            check_int("budget", self.budget, 1)
+            object.__setattr__(self, "budget", parse_size(self.budget))
         if self.ce != "seen":
             raise SettingError(
                 f"ce is {self.ce!r}; expected seen: exemplars are of old classes, which 'new' leaves out"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from krnet.config import check_choice, check_int, check_range, parse_settings
+from krnet.config import check_choice, check_int, check_range, parse_settings, parse_size
 from krnet.errors import SettingError
 from krnet.learners.base import LearnerConfig
 from krnet.recorders.base import FIT_NAMES, Recorder, check_names, get_recorder, recorder_name
@@ -108,7 +108,7 @@ class KrilConfig(LearnerConfig):
     head_share: float = 0.25
     """Fraction of the recorder's batch that L_kr2 is computed on."""
     budget: int | None = None
-    """Limit in bytes of all recordings together after the last task; each gets a share by its number of samples."""
+    """Limit of all recordings together after the last task, in bytes or as 6.1MB; each gets a share by its samples."""
     single: bool = False
     """Use one recorder for all samples instead of one for the base task and one for the rest."""
 
@@ -136,6 +136,8 @@ class KrilConfig(LearnerConfig):
         if self.gamma is not None:
             check_range("gamma", self.gamma, 0)
         check_range("head_share", self.head_share, 0, 1)
+        if self.budget is not None:
+            object.__setattr__(self, "budget", parse_size(self.budget))
         for name in ("recorder_iterations", "budget"):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), 1)
