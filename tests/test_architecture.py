@@ -23,7 +23,7 @@ SHARED = {
     "learners": {
         "__init__", "base", "base_task", "frozen", "settings", "scores", "exemplars", "rehearsal", "importance",
     },
-}
+}  # fmt: skip
 DOORS = {"__init__", "__main__", "protocol"}  # the public names, and python -m krnet: above everything
 FILES = sorted(path for path in ROOT.rglob("*.py"))
 
