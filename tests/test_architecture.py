@@ -24,7 +24,7 @@ SHARED = {
         "__init__", "analytic", "base", "base_task", "exemplars", "frozen", "importance", "rehearsal", "scores",
         "settings",
     },
-}
+}  # fmt: skip
 DOORS = {"__init__", "__main__", "protocol"}  # the public names, and python -m krnet: above everything
 FILES = sorted(path for path in ROOT.rglob("*.py"))
 

@@ -7,15 +7,16 @@
     test image:  reading -> unit length -> rows of the SVM -> scores (classes,)
 
 Petit, Popescu, Schindler, Picard and Delezoide, "FeTrIL: Feature Translation for Exemplar-Free Class-Incremental
-Learning" (WACV 2023). The SVM of the base task sees real readings only.
+Learning" (WACV 2023); its main variant, with one new class for each old one. The SVM of the base task sees real
+readings only.
 
-Reference: the paper, with scikit-learn's LinearSVC and its defaults, which the paper's and PyCIL's code use: one class
-against the rest, squared hinge, C 1. Per class, rows w and bias b minimise
+Reference: the paper, with the defaults of scikit-learn's LinearSVC, as in PyCIL's code: one class against the rest,
+squared hinge, C 1. For each class, row w and bias b minimise
 
     1/2 (|w|^2 + b^2) + C * sum over readings of max(0, 1 - s (w x + b))^2,   s = 1 for the class, -1 for the rest
 
-Deviation from the reference: L-BFGS minimises this for all classes at once, on the device. LinearSVC solves one class
-after another on one core of the CPU, which takes minutes for 50,000 readings. The minimum is the same.
+Deviation from the reference: L-BFGS minimises this for all classes at once, on the device; LinearSVC takes one class
+after another on the CPU. The minimum is the same.
 
 Stored between tasks: the means. The SVM belongs to the network.
 """
