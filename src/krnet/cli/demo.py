@@ -134,7 +134,9 @@ def show_table(runs: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder to write to; it is created if missing.")] = Path("demo"),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="DIR", help="Folder to write to; it is created if missing.")
+    ] = Path("demo"),
     seed: Annotated[int, typer.Option(help="Seed of the networks and the recordings.")] = 0,
     short: Annotated[bool, typer.Option("--short", help="Train for a few seconds only; the results are poor.")] = False,
     as_json: Json = False,

@@ -42,7 +42,7 @@ class RehearsalConfig(LearnerConfig):
     memory_total: int = 2000
     """Exemplars of all classes together, if memory is total: old classes drop exemplars as new classes arrive."""
     budget: int | None = None
-    """Limit of all exemplars with their labels, in bytes or as 6.1MB. Replaces their number: as many are kept as fit."""
+    """Limit of all exemplars with their labels, in bytes or as 6.1MB. Replaces their number: as many as fit."""
     nme_flip: bool = True
     """Include mirrored exemplars in the NME means, if the data set may be mirrored."""
 
