@@ -87,7 +87,7 @@ def test_moving_codes_lowers_the_error(recordings, features, monkeypatch):
         monkeypatch.undo()
 
 
-@pytest.mark.parametrize("components", [10, 0])
+@pytest.mark.parametrize("components", [pytest.param(10, marks=pytest.mark.slow), 0])
 def test_where_the_network_refines_only_the_first_samples_others_are_shown_as_appended_ones(components):
     """Few samples, fitted for long, and then others with their channels in another order: the network spoils these."""
     maps = relu_maps(120, (6, 5, 5))[0]

@@ -10,9 +10,8 @@ belong to the network, and W comes from the seed.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -49,8 +48,6 @@ class AnalyticLearner(FrozenLearner):
 
     config_class = AnalyticConfig
     config: AnalyticConfig
-    unsupported: ClassVar[Mapping[str, str]] = {"outputs_per_class": "its head has one output per class"}
-
     def __init__(self, context: Context, config: AnalyticConfig):
         super().__init__(context, config)
         self.heads: dict[str, RecursiveHead] = self.make_heads()
