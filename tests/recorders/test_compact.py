@@ -220,7 +220,10 @@ def test_through_a_head_it_keeps_what_the_head_sees(maps, tmp_path):
     assert error(head=head, gamma=0.03) < 0.8 * error()
 
 
-@pytest.mark.parametrize("given", [{}, {"components": 3}, pytest.param({"c1": 8, "room": 90}, marks=pytest.mark.slow)], ids=str)
+SLOW = pytest.param({"c1": 8, "room": 90}, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("given", [{}, {"components": 3}, SLOW], ids=str)
 def test_a_budget_too_small_for_any_code_is_refused_before_the_fit_with_one_that_works(given, tmp_path, monkeypatch):
     features = relu_maps(60, (4, 5, 3))[0]
     with monkeypatch.context() as patch:
