@@ -8,7 +8,7 @@ import torch
 
 import krnet
 from krnet import api
-from krnet.errors import BudgetError, InputError, SettingError
+from krnet.errors import BudgetError, InputError, ResumeError, SettingError
 from krnet.recorders.compact import axes_fit
 from krnet.recorders.compact import values_fit as _compact_values
 from krnet.recorders.compact.axes_fit import CompactFit
@@ -134,6 +134,14 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_file(few_maps, tmp_path, fit
     made(few_maps, tmp_path / "half.krn", resume=True, watch=watch, **options)
     whole, half = (krnet.open(tmp_path / f"{name}.krn").replay(torch.arange(300)) for name in ("whole", "half"))
     assert torch.equal(whole, half) and seen[0] >= 20
+
+
+def test_a_stopped_fit_of_another_budget_is_refused_by_that_and_not_by_what_follows_from_it(few_maps, tmp_path):
+    options = {"iterations": 4, "checkpoint_s": 0.0}
+    with stop_at_step(_compact_values.ValuesFit, 3), pytest.raises(KeyboardInterrupt):
+        made(few_maps, tmp_path / "a.krn", **options)
+    with pytest.raises(ResumeError, match=f"made with budget {BUDGET}; this run has {BUDGET + 2000}"):
+        made(few_maps, tmp_path / "a.krn", resume=True, **options, budget=BUDGET + 2000)
 
 
 @contextmanager

@@ -256,7 +256,9 @@ def run_fit(recorder: Recorder, trainee: NetworkFit, settings: Mapping[str, Any]
     checkpoint = None
     if job.checkpoint is not None:
         # Feed.run is part of it: features read from disk come in another order than those in memory.
-        fingerprint = {"features": stats.digest, "run": trainee.feed.run, **settings, **fit_fingerprint(job)}
+        # The budget comes first: other settings follow from it, and the error names the first that differs.
+        budget = {"budget": settings["most_bytes"]} if settings.get("most_bytes") else {}
+        fingerprint = {"features": stats.digest, **budget, "run": trainee.feed.run, **settings, **fit_fingerprint(job)}
         checkpoint = Checkpoint(job.checkpoint, fingerprint, job.fit.checkpoint_s)
     watch = job.watch
     try:
