@@ -257,7 +257,7 @@ def test_a_dataset_gives_pairs_of_feature_and_label(recording, recorded, everyth
     assert unlabelled[3][1] == -1
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_dataloader_with_workers_gives_what_indexing_gives(recording, recorded, everything, context):
     loader = DataLoader(recording.dataset(), batch_size=16, num_workers=2, multiprocessing_context=context)
     features, labels = (torch.cat(parts) for parts in zip(*loader))

@@ -153,6 +153,7 @@ def _append_many(path: Path, seed: int, start) -> None:
         append(path, metrics=metrics, settings={"number": number}, seed=seed)
 
 
+@pytest.mark.slow
 def test_two_processes_append_at_once_and_every_row_parses(path, monkeypatch):
     monkeypatch.setenv("KRNET_COMMIT", "abc1234")
     context = multiprocessing.get_context("spawn")  # not fork: torch has threads

@@ -62,6 +62,7 @@ def whole(digits, tmp_path_factory):
     return learn(digits, tmp_path_factory.mktemp("kril") / "run")
 
 
+@pytest.mark.slow
 def test_old_classes_are_kept_by_replays_and_lost_with_noise_in_their_place(digits, whole, tmp_path, monkeypatch):
     right = _kril_recordings.Recordings.replay
 
@@ -173,7 +174,9 @@ def test_later_recorders_teach_themselves_from_the_replays_of_the_one_before(see
 
 
 @pytest.mark.parametrize("single", [False, True])
-@pytest.mark.parametrize(("recorder", "budget"), [("krnet", 60_000), ("quantized", 60_000)])
+@pytest.mark.parametrize(
+    ("recorder", "budget"), [pytest.param("krnet", 60_000, marks=pytest.mark.slow), ("quantized", 60_000)]
+)
 def test_all_recordings_together_keep_the_budget_and_use_most_of_it(digits, tmp_path, recorder, budget, single):
     learner = make(digits, tmp_path, recorder=recorder, budget=budget, single=single, **SHORT)
     for task in range(learner.context.split.num_tasks):

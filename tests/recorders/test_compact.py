@@ -179,6 +179,7 @@ def test_a_target_gives_the_smallest_file_that_reaches_it_tells_each_fit_and_lea
     assert made(few_maps, tmp_path / "b.krn", iterations=20, budget=less).info()["r2"] < 0.9
 
 
+@pytest.mark.slow
 def test_a_search_that_was_stopped_leaves_nothing_and_starts_anew(few_maps, tmp_path):
     with stop_at_step(CompactFit, 30), pytest.raises(KeyboardInterrupt):  # in the second fit
         smallest(few_maps, tmp_path / "a.krn", checkpoint_s=0.0)

@@ -218,6 +218,7 @@ def test_a_growth_along_axes_stops_at_an_r2_of_the_new_samples(features, tmp_pat
     assert (grown.info()["stopped_by"], grown.info()["iterations"]) == ("target", 50)
 
 
+@pytest.mark.slow
 def test_with_axes_too_the_network_is_left_out_where_it_makes_new_samples_worse(tmp_path):
     features = relu_maps(240, (6, 5, 5))[0]
     first = record(features[:40], tmp_path / "a.krn", components=10, c1=32, step=0.08, iterations=400)
