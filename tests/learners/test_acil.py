@@ -77,17 +77,18 @@ def test_the_matrix_is_all_that_is_kept_and_the_rows_belong_to_the_network(digit
     assert run["network_bytes"] == network
 
 
+@pytest.mark.parametrize("method", ["acil", "dsal"])
 @pytest.mark.parametrize("settings", [{}, {"reads": "layers", "standardise": True}], ids=str)
-def test_a_loaded_or_resumed_run_answers_alike(digits, tmp_path, shared, settings):
-    whole = learn(digits, tmp_path / "whole", shared, **settings)
+def test_a_loaded_or_resumed_run_answers_alike(digits, tmp_path, shared, method, settings):
+    whole = learn(digits, tmp_path / "whole", shared, method=method, **settings)
 
     def stop(progress):
         if "task 1 of 2 done" in progress.name:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        learn(digits, tmp_path / "cut", shared, watch=stop, **settings)
-    resumed = learn(digits, tmp_path / "cut", shared, resume=True, **settings)
+        learn(digits, tmp_path / "cut", shared, watch=stop, method=method, **settings)
+    resumed = learn(digits, tmp_path / "cut", shared, resume=True, method=method, **settings)
     assert resumed["accuracy_matrix"] == whole["accuracy_matrix"]
     labels = whole.predict(digits.test.images)
     for run in (resumed, krnet.load_run(tmp_path / "whole"), krnet.load_run(tmp_path / "cut")):

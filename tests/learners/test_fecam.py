@@ -82,7 +82,7 @@ def test_scores_are_those_of_the_formula(make, settings):
     learner = teach(make(**dict(zip(names, settings))), readings, labels)
     new = uneven(20, 2)[0]
     expected = by_numpy(readings, labels, new, *settings)
-    np.testing.assert_allclose(learner.scores(torch.tensor(new)).numpy(), expected, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(learner.frozen_head()(torch.tensor(new)).numpy(), expected, rtol=1e-3, atol=1e-5)
     num_covs = 8 if settings[-1] else 1
     assert learner.storage_bytes() == {"means": 8 * 6 * 4, "covariances": num_covs * 6 * 6 * 4}
 
@@ -101,7 +101,7 @@ def test_a_covariance_per_class_beats_a_common_one_and_plain_means(make):
     for name, learner in {
         "own": make(**shrinkage), "common": make(per_class=False, **shrinkage), "ncm": make("ncm"),
     }.items():  # fmt: skip
-        scores = teach(learner, readings, labels).scores(torch.tensor(test).float())
+        scores = teach(learner, readings, labels).frozen_head()(torch.tensor(test).float())
         right[name] = (scores.argmax(1).numpy() == expected).mean()
     assert right["own"] > right["common"] + 0.1 and right["own"] > right["ncm"] + 0.1, right
 
@@ -109,12 +109,12 @@ def test_a_covariance_per_class_beats_a_common_one_and_plain_means(make):
 def test_without_covariances_the_distances_are_plain_ones(make, monkeypatch):
     readings, labels = uneven(160, 1)
     test = torch.tensor(uneven(20, 2)[0]).float()
-    own = teach(make(tukey=1.0), readings, labels).scores(test)
+    own = teach(make(tukey=1.0), readings, labels).frozen_head()(test)
     monkeypatch.setattr(fecam.FeCAM, "_metric", lambda self, cov: torch.eye(len(cov), dtype=cov.dtype))
     plain = teach(make(tukey=1.0), readings, labels)
     means = torch.nn.functional.normalize(plain.head.means, dim=1)
     expected = -torch.cdist(torch.nn.functional.normalize(test, dim=1), means).square()
-    torch.testing.assert_close(plain.scores(test), expected, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(plain.frozen_head()(test), expected, rtol=1e-3, atol=1e-5)
     assert not torch.allclose(own, expected, rtol=1e-2)
 
 
@@ -123,7 +123,7 @@ def test_a_class_of_one_image_and_readings_that_never_change_give_finite_scores(
     readings[:, 2] = 0
     keep = np.concatenate([np.arange(8), np.flatnonzero(labels < 6)[6:]])  # of classes 6 and 7 one image each
     learner = teach(make(), readings[keep], labels[keep])
-    assert learner.scores(torch.tensor(readings).float()).isfinite().all()
+    assert learner.frozen_head()(torch.tensor(readings).float()).isfinite().all()
     assert torch.equal(learner._metric(torch.zeros(6, 6)), torch.eye(6))
 
 

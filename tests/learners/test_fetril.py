@@ -82,7 +82,7 @@ def test_the_means_are_stored_and_the_svm_belongs_to_the_network(digits, tmp_pat
         learner.learn_readings(task, torch.rand(40, dim, generator=rng), labels)
         assert learner.storage_bytes() == {"means": classes * dim * 4}
         assert base.num_bytes(learner.deployed()["svm"].state_dict()) == classes * (dim + 1) * 4
-        assert learner.scores(torch.rand(3, dim)).shape == (3, classes)
+        assert learner.frozen_head()(torch.rand(3, dim)).shape == (3, classes)
 
 
 @pytest.mark.parametrize(

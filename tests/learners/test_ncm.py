@@ -28,7 +28,7 @@ def test_scores_rank_classes_by_the_cosine_with_the_mean_unit_vector(learner):
     means /= np.linalg.norm(means, axis=1, keepdims=True)
     new = rng.gamma(2, size=(7, 5))
     cosines = new / np.linalg.norm(new, axis=1, keepdims=True) @ means.T
-    scores = learner.scores(torch.tensor(new)).numpy()
+    scores = learner.frozen_head()(torch.tensor(new)).numpy()
     np.testing.assert_allclose(scores**2, 2 - 2 * cosines, atol=1e-5)  # |u - m|^2 = 2 - 2 u m
     assert (scores <= 0).all() and learner.storage_bytes() == {"means": 8 * 5 * 4}
 
@@ -39,5 +39,5 @@ def test_every_image_enters_the_mean_of_its_class_by_its_direction_alone(learner
     labels = torch.tensor([0, 1, 2, 3]).repeat_interleave(9)
     readings[0] = torch.tensor([0.0, 8.0])
     learner.learn_readings(0, readings, labels)
-    assert learner.scores(torch.tensor([[1.0, 0.0], [0.0, 30.0]])).argmax(1).tolist() == [1, 2]
+    assert learner.frozen_head()(torch.tensor([[1.0, 0.0], [0.0, 30.0]])).argmax(1).tolist() == [1, 2]
     torch.testing.assert_close(learner.head.means[0], torch.tensor([8.0, 1.0]) / 65**0.5)

@@ -38,5 +38,5 @@ class Acil(AnalyticLearner):
     def learn_readings(self, task: int, readings: Tensor, labels: Tensor) -> None:
         self.update("head", readings, self.one_hot(labels))
 
-    def joined_heads(self) -> nn.Module:
+    def frozen_head(self) -> nn.Module:
         return self.heads["head"]

@@ -17,11 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from krnet.config import check_choice, check_int, check_range
-from krnet.learners.base import Context
+from krnet.learners.base import RANDOM_FEATURES_PART, Context
 from krnet.learners.frozen import FrozenConfig, FrozenLearner
 from krnet.nn.solved_head import RecursiveHead
-
-PROJECTION_PART = 7  # of Context.seed_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +42,11 @@ class AnalyticConfig(FrozenConfig):
 
 
 class AnalyticLearner(FrozenLearner):
-    """Subclasses define `make_heads`, `learn_readings` and `scores`."""
+    """Subclasses define `make_heads`, `learn_readings` and `frozen_head`."""
 
     config_class = AnalyticConfig
     config: AnalyticConfig
+
     def __init__(self, context: Context, config: AnalyticConfig):
         super().__init__(context, config)
         self.heads: dict[str, RecursiveHead] = self.make_heads()
@@ -60,7 +59,7 @@ class AnalyticLearner(FrozenLearner):
 
     def new_head(self, activation: Callable[[Tensor], Tensor]) -> RecursiveHead:
         """All heads of a run have the same random weights W."""
-        c, seed = self.config, self.context.seed_for(0, PROJECTION_PART)
+        c, seed = self.config, self.context.seed_for(0, RANDOM_FEATURES_PART)
         (num_readings,) = self.output_shape(self.reader)
         sizes = num_readings, c.random_features, self.context.num_seen(0)
         head = RecursiveHead(*sizes, seed, activation=activation, standardise=c.standardise)
@@ -81,17 +80,6 @@ class AnalyticLearner(FrozenLearner):
         if task > 0:
             for head in self.heads.values():
                 head.grow(len(self.context.split.tasks[task]))
-
-    def classifier(self) -> nn.Module:
-        return nn.Sequential(self.reader, self.joined_heads()).eval()
-
-    @abstractmethod
-    def joined_heads(self) -> nn.Module:
-        """readings (B, D) -> scores (B, classes seen)"""
-
-    def scores(self, readings: Tensor) -> Tensor:
-        scores: Tensor = self.joined_heads()(readings)
-        return scores
 
     def modules(self) -> dict[str, nn.Module]:
         return super().modules() | self.heads

@@ -35,6 +35,7 @@ from krnet.progress import Watch
 from krnet.train.classifier import Descent, ImageBatches, Images, Saving, Schedule
 
 EVALUATION_BATCH = 500
+RANDOM_FEATURES_PART = 7  # of Context.seed_for: heads of random features have the same ones in every method
 
 
 class Work(Protocol):

@@ -8,8 +8,8 @@ With `strong` or a file all methods of a comparison start from the same weights.
 
 Why strong is as it is: a network that is frozen after the base task must tell apart classes that it has never seen. So
 recipes are compared by what a head learns on 25 further classes, never by the accuracy on the base classes.
-benchmarks/choose_base.py does it inside the base classes; docs/choices.md has its figures. Rotation labels are from Lee
-et al., "Self-supervised Label Augmentation via Input Transformations" (2020).
+benchmarks/choose_base.py does it inside the base classes. Rotation labels are from Lee et al., "Self-supervised Label
+Augmentation via Input Transformations" (2020).
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class Dsal(AnalyticLearner):
         residuals[:, : self.context.new_classes(self.task).start] = 0
         return residuals
 
-    def joined_heads(self) -> nn.Module:
+    def frozen_head(self) -> nn.Module:
         return Streams(self.heads["main"], self.heads["compensation"], self.config.compensation)
 
 

@@ -163,11 +163,8 @@ class FeCAM(FrozenLearner):
             cov = shrink(cov, self.config.shrink_diagonal, self.config.shrink_rest)
         return correlations(cov) if self.config.per_class else cov
 
-    def scores(self, readings: Tensor) -> Tensor:
-        return self.head(readings)
-
-    def classifier(self) -> nn.Module:
-        return nn.Sequential(self.reader, self.head).eval()
+    def frozen_head(self) -> nn.Module:
+        return self.head
 
     def deployed(self) -> dict[str, nn.Module]:
         return {"backbone": self.model.backbone}  # means and covariances are counted as stored bytes

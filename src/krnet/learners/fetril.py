@@ -23,7 +23,6 @@ Stored between tasks: the means. The SVM belongs to the network.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 
 import torch
@@ -116,13 +115,9 @@ class FeTrIL(FrozenLearner):
 
     def __init__(self, context: Context, config: FetrilConfig):
         super().__init__(context, config)
-        self.svm = SVM(self._num_readings(), context.num_seen(0)).to(self.device)
+        (num_readings,) = self.output_shape(self.reader)
+        self.svm = SVM(num_readings, context.num_seen(0)).to(self.device)
         self.means = torch.empty(0, device=self.device)  # (classes, D)
-
-    @torch.no_grad()
-    def _num_readings(self) -> int:
-        image = torch.zeros(1, *self.context.data.input_shape, device=self.device)
-        return copy.deepcopy(self.reader).eval()(image).shape[1]
 
     def expand(self, task: int) -> None:
         super().expand(task)
@@ -140,11 +135,8 @@ class FeTrIL(FrozenLearner):
         num_seen = self.context.num_seen(task)
         self.svm.weight, self.svm.bias = fit_svm(units, labels, num_seen, self.config.cost, self.config.svm_iterations)
 
-    def scores(self, readings: Tensor) -> Tensor:
-        return self.svm(readings)
-
-    def classifier(self) -> nn.Module:
-        return nn.Sequential(self.reader, self.svm).eval()
+    def frozen_head(self) -> nn.Module:
+        return self.svm
 
     def modules(self) -> dict[str, nn.Module]:
         return super().modules() | {"svm": self.svm}

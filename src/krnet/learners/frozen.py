@@ -1,7 +1,7 @@
 """Learners that freeze the network after the base task and learn a head alone, from each task's readings.
 
     images -> frozen network -> readings (N, D) -> learn_readings(task, ...) -> what is kept: means, matrices
-    test images -> frozen network -> readings -> scores(...) -> (B, classes seen)
+    test images -> frozen network -> readings -> frozen_head() -> scores (B, classes seen)
 
 A subclass says what it keeps (`extra_state`); all of it counts as stored bytes.
 """
@@ -38,7 +38,7 @@ class FrozenConfig(LearnerConfig):
 
 
 class FrozenLearner(Learner):
-    """Subclasses define `learn_readings`, `scores`, and `extra_state` with what they keep."""
+    """Subclasses define `learn_readings`, `frozen_head`, and `extra_state` with what they keep."""
 
     config_class = FrozenConfig
     config: FrozenConfig
@@ -69,11 +69,14 @@ class FrozenLearner(Learner):
         """Learn a task from the readings (N, D) and labels (N,) of its training images."""
 
     @abstractmethod
-    def scores(self, readings: Tensor) -> Tensor:
-        """Readings (B, D) -> scores (B, classes seen)."""
+    def frozen_head(self) -> nn.Module:
+        """The head as it is now: readings (B, D) -> scores (B, classes seen)."""
+
+    def classifier(self) -> nn.Module:
+        return nn.Sequential(self.reader, self.frozen_head()).eval()
 
     def predict(self, images: Tensor) -> dict[str, Tensor]:
-        return {"cnn": self.scores(self.reader(images))}
+        return {"cnn": self.classifier()(images)}
 
     def storage_bytes(self) -> dict[str, int]:
         return {name: num_bytes([value]) for name, value in self.extra_state().items()}

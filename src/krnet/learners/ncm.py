@@ -51,11 +51,8 @@ class NCM(FrozenLearner):
         means = class_means(readings.float(), labels - new.start, len(new))
         self.head.means = torch.cat([self.head.means, means]) if task else means
 
-    def scores(self, readings: Tensor) -> Tensor:
-        return self.head(readings)
-
-    def classifier(self) -> nn.Module:
-        return nn.Sequential(self.reader, self.head).eval()
+    def frozen_head(self) -> nn.Module:
+        return self.head
 
     def deployed(self) -> dict[str, nn.Module]:
         return {"backbone": self.model.backbone}  # the means are counted as stored bytes

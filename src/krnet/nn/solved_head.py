@@ -118,7 +118,7 @@ class RecursiveHead(RandomFeatureHead):
     def learn(self, gram: Tensor, readings: Tensor, targets: Tensor) -> None:
         """Add samples: readings (N, D) with targets (N, classes). Changes `gram` in place, and the rows.
 
-        Products are in float64: the rounding of float32 is as large as an absolute ridge.
+        Products are in float64: the rounding of float32 may be as large as an absolute ridge.
         """
         self.set_scale(readings)
         cross = gram @ self.rows.double()  # H' Y of earlier samples, (width, classes)

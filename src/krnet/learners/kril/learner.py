@@ -39,7 +39,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from krnet.errors import SettingError
-from krnet.learners.base import EVALUATION_BATCH, Context, Learner, Work, register
+from krnet.learners.base import EVALUATION_BATCH, RANDOM_FEATURES_PART, Context, Learner, Work, register
 from krnet.learners.kril.batches import MixedBatches, NewFeatures, SampleValues, to_f2_layout
 from krnet.learners.kril.recordings import RecorderFit, Recordings
 from krnet.learners.kril.settings import KrilConfig
@@ -47,8 +47,6 @@ from krnet.nn import backbones, heads
 from krnet.nn.readout import Readout
 from krnet.nn.solved_head import SolvedHead
 from krnet.train.classifier import Group
-
-SOLVED_HEAD_PART = 7  # of Context.seed_for
 
 
 class ThroughRecorder(nn.Module):
@@ -98,7 +96,7 @@ class Kril(Learner):
         c = self.config
         readings = nn.Sequential(self.trunk, self.readout)
         (num_readings,) = self.output_shape(readings)
-        seed = self.context.seed_for(0, SOLVED_HEAD_PART)
+        seed = self.context.seed_for(0, RANDOM_FEATURES_PART)
         head = SolvedHead(num_readings, c.random_features, self.context.num_seen(0), seed, c.ridge)
         return head.to(self.device)
 

@@ -28,11 +28,7 @@ from krnet.recorders.compact.network import CompactConfig, CompactNet, GatedNet
 from krnet.recorders.compact.values_fit import clamp_into_dead_zone
 from krnet.recorders.fit import NetworkReplayer
 
-# Two files of 4,000 CIFAR-100 maps in 255 kB, and R2 of 1,000 other maps that are projected:
-#     moves           0      2      5      10     20     replays of the 4,000
-#     without axes    0.332  0.527  0.638  0.680  0.703  0.727
-#     96 axes         0.510  0.571  0.585  0.591  0.595  0.622
-# Along the axes, the usual price of bits takes 0.004 of R2 and saves 12 % of the bits.
+# Each move brings unseen maps nearer, and gains less than the one before.
 NUM_MOVES = 20
 # The first move is this share of a Newton step; later ones shrink to 0, as learning rates do in a fit. All codes of a
 # sample move at once, and without axes neighbours share an error: with the 0.5 of a fit they overshoot, and R2 after 10
