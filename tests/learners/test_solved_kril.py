@@ -52,11 +52,11 @@ def test_the_head_is_solved_from_the_replays_alone(digits, tmp_path, shared):
     run = learn(digits, tmp_path, shared)
     learner = run._learner
     recording = api.open(learner.recordings.files(learner.task)[-1])
-    head = learner._make_solved_head()
+    head = learner._make_reading_head()
     head.grow(recording.labels.max() + 1 - head.rows.shape[1])
-    head.mean, head.std = learner.solved.mean, learner.solved.std
-    learner._solve_head(head, recording.replay(range(len(recording))), recording.labels)
-    torch.testing.assert_close(head.rows, learner.solved.rows, rtol=1e-3, atol=1e-5)
+    head.mean, head.std = learner.reading_head.mean, learner.reading_head.std
+    head.solve(learner._read(recording.replay(range(len(recording)))), recording.labels)
+    torch.testing.assert_close(head.rows, learner.reading_head.rows, rtol=1e-3, atol=1e-5)
 
 
 def test_test_maps_pass_through_the_recorder_and_that_pays(digits, tmp_path, shared):
@@ -68,7 +68,7 @@ def test_test_maps_pass_through_the_recorder_and_that_pays(digits, tmp_path, sha
     pixels = torch.randn(4, *digits.input_shape)
     maps = learner.trunk(pixels)
     recording = api.open(learner.recordings.files(learner.task)[-1])
-    expected = learner.solved(learner.readout(recording.project(maps)))
+    expected = learner.reading_head(learner.readout(recording.project(maps)))
     torch.testing.assert_close(learner.predict(pixels)["cnn"], expected)
 
 
@@ -82,7 +82,7 @@ def test_the_model_of_a_run_answers_as_predict_does_also_when_loaded(digits, tmp
     assert (labels == digits.test.labels).double().mean().item() == pytest.approx(run["last"])
     assert torch.equal(run.model(digits.test.images).argmax(1), labels)
     assert torch.equal(krnet.load_run(tmp_path).predict(digits.test.images), labels)
-    rows = run._learner.solved.rows
+    rows = run._learner.reading_head.rows
     assert run["network_bytes"] >= rows.numel() * 4  # the head belongs to the network
 
 
@@ -107,9 +107,9 @@ def test_mirrored_replays_are_read_too(tmp_path):
     seen = []
     learner = make(data, tmp_path, flip_replays=True, recorder="raw", budget=None)
     learner.expand(0)
-    learner.solved.solve = lambda readings, labels: seen.append((readings, labels))
+    learner.reading_head.solve = lambda readings, labels: seen.append((readings, labels))
     maps, labels = torch.rand(6, 16, 8, 8), torch.arange(6) % 4
-    learner._solve_head(learner.solved, maps, labels)
+    learner._solve_head(learner.reading_head, maps, labels)
     ((readings, twice),) = seen
     assert torch.equal(twice, labels.repeat(2))
     torch.testing.assert_close(readings[6:], learner._read(maps.flip(-1)))

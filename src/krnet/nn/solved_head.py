@@ -17,17 +17,17 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from krnet.errors import SettingError
+from krnet.nn.readout import ReadingHead
 
 BIAS_STD = 0.5
 PLAIN_STD = 3**-0.5  # of a weight, times sqrt(D), without standardising: that of a new torch.nn.Linear, as in ACIL
 AT_ONCE = 4096  # samples whose random features are in memory together
-LEAST_STD = 1e-6  # a reading that never changes is left as it is
 
 
-class RandomFeatureHead(nn.Module):
+class RandomFeatureHead(ReadingHead):
     """readings (B, num_readings) -> scores (B, num_classes)
 
     Without `standardise` readings are taken as they are and the random features have no bias: activation(z W).
@@ -43,7 +43,7 @@ class RandomFeatureHead(nn.Module):
         activation: Callable[[Tensor], Tensor] = F.relu,
         standardise: bool = True,
     ):
-        super().__init__()
+        super().__init__(num_readings, standardise=standardise)
         self.activation = activation
         generator = torch.Generator().manual_seed(seed)
         projection = torch.randn(num_readings, width, generator=generator) / num_readings**0.5
@@ -52,12 +52,7 @@ class RandomFeatureHead(nn.Module):
         self.bias: Tensor
         self.register_buffer("projection", projection if standardise else PLAIN_STD * projection, persistent=False)
         self.register_buffer("bias", bias if standardise else torch.zeros(width), persistent=False)
-        self.mean: Tensor
-        self.std: Tensor
         self.rows: Tensor
-        self.register_buffer("mean", torch.zeros(num_readings))
-        # 0 until the first readings set the scale.
-        self.register_buffer("std", torch.zeros(num_readings) if standardise else torch.ones(num_readings))
         self.register_buffer("rows", torch.zeros(width, num_classes))
 
     def grow(self, num_new: int) -> None:
@@ -65,17 +60,10 @@ class RandomFeatureHead(nn.Module):
         self.rows = F.pad(self.rows, (0, num_new))
 
     def random_features(self, readings: Tensor) -> Tensor:
-        return self.activation(torch.addmm(self.bias, (readings - self.mean) / self.std, self.projection))
+        return self.activation(torch.addmm(self.bias, self.standardised(readings), self.projection))
 
     def forward(self, readings: Tensor) -> Tensor:
         return self.random_features(readings) @ self.rows
-
-    def set_scale(self, readings: Tensor) -> None:
-        """Standardise by these readings (N, D), unless the scale is set already."""
-        if not self.std.any():
-            std, mean = torch.std_mean(readings, 0, correction=0)
-            self.mean.copy_(mean)
-            self.std.copy_(torch.where(std > LEAST_STD, std, torch.ones_like(std)))
 
 
 class SolvedHead(RandomFeatureHead):

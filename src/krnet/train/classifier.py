@@ -217,8 +217,9 @@ class Descent:
             decay = schedule.weight_decay if group.weight_decay is None else group.weight_decay
             rate = torch.tensor(lr, device=self.device) if cuda else lr  # a CUDA graph reads it from memory
             groups.append({"params": list(group.params), "lr": rate, "weight_decay": decay})
-        if schedule.optimizer == "adam":
-            return torch.optim.Adam(groups, fused=cuda, foreach=not cuda, capturable=cuda)
+        if schedule.optimizer in ("adam", "adamw"):
+            kind = torch.optim.Adam if schedule.optimizer == "adam" else torch.optim.AdamW
+            return kind(groups, fused=cuda, foreach=not cuda, capturable=cuda)
         return torch.optim.SGD(groups, lr=schedule.lr, momentum=schedule.momentum, fused=cuda, foreach=not cuda)
 
     # ------------------------------------------------------------------ Trainee

@@ -1,7 +1,9 @@
-"""The batches that F2 is trained on: replayed feature maps of old samples together with feature maps of new samples.
+"""The batches that F2 is trained on, and those of a head with a hidden layer.
 
-replays (N, c, h, w) -> SampleValues ----.
-new images -> F1 -> NewFeatures ---------+--> MixedBatches -> features, labels, targets of L_aux
+replays (N, c, h, w) of old samples -> SampleValues ----.
+new images -> F1 -> NewFeatures ------------------------+--> MixedBatches -> features, labels, targets of L_aux
+
+readings (N, D) of all samples -> ReadingBatches -> readings, labels, factors of dropout
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 
 from krnet.features.sampler import BatchOrder
 from krnet.learners.base import Learner
-from krnet.train.classifier import Draws, Images
+from krnet.train.classifier import Draws, Images, step_rng
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,3 +103,22 @@ class MixedBatches:
         return (
             (features, labels) if self.aux_targets is None else (features, labels, self.aux_targets.take(old, mirrored))
         )
+
+
+class ReadingBatches:
+    """Readings of all samples, with factors (B, hidden) of dropout: 0, or 1 / (1 - dropout)."""
+
+    def __init__(self, readings: Tensor, labels: Tensor, batch_size: int, seed: int, hidden: int, dropout: float):
+        self.readings, self.labels, self.seed = readings, labels.to(readings.device), seed
+        self.order = BatchOrder(len(labels), batch_size, seed, device=readings.device)
+        self.batch_size, self.num_samples = self.order.batch_size, len(labels)
+        self.hidden, self.dropout = hidden, dropout
+
+    def inputs(self, iteration: int) -> tuple[Tensor, ...]:
+        device = self.readings.device
+        rng = step_rng(self.seed, iteration, device)
+        kept = torch.rand(self.batch_size, self.hidden, device=device, generator=rng) >= self.dropout
+        return self.order.ids(iteration), kept / (1 - self.dropout)
+
+    def tensors(self, ids: Tensor, factors: Tensor) -> tuple[Tensor, ...]:
+        return self.readings[ids], self.labels[ids], factors

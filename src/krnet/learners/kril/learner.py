@@ -20,9 +20,10 @@ stay as they are. The recorders pca, quantized, transform and pq do the same. Th
 tasks. Each task is then recorded before F2 learns it, so that F2 sees new samples as coarse as old ones
 (`new_features=replayed`); otherwise it would learn to tell them apart by their precision.
 
-With head=solved nothing is trained after the base task, or F2 alone is (`plastic`): after each task the head is solved
-from the replays of all samples. It reads all layers of F2. The network then sees test maps as the recorder would replay
-them (`through_recorder`); the recording belongs to it.
+Two heads read all layers of F2: head=solved is solved in closed form, head=mlp has a hidden layer. After each task they
+learn from the replays of all samples, old and new. F2 may then stay as the base task left it (plastic=False), and the
+recording needs to hold no more than what the head reads (recorded=vectors). Of maps, the head may see those of test
+images as the recorder would replay them (`through_recorder`); the recording then belongs to the network.
 
 Any recorder may replace KRNet. One of them, `images`, is a rival for comparison, which breaks KRIL's promise: it keeps
 all old images, compressed, and replays them through F1.
@@ -40,13 +41,20 @@ from torch import Tensor, nn
 
 from krnet.errors import SettingError
 from krnet.learners.base import EVALUATION_BATCH, RANDOM_FEATURES_PART, Context, Learner, Work, register
-from krnet.learners.kril.batches import MixedBatches, NewFeatures, SampleValues, to_f2_layout
+from krnet.learners.kril.batches import MixedBatches, NewFeatures, ReadingBatches, SampleValues, to_f2_layout
 from krnet.learners.kril.recordings import RecorderFit, Recordings
 from krnet.learners.kril.settings import KrilConfig
 from krnet.nn import backbones, heads
+from krnet.nn.mlp_head import MLPHead
 from krnet.nn.readout import Readout
 from krnet.nn.solved_head import SolvedHead
-from krnet.train.classifier import Group
+from krnet.train.classifier import Group, Schedule
+
+HEAD_SEED_PART = 5  # so that the head's batches have another order than those of F2
+HEAD_BATCH = 512  # of the head with a hidden layer
+LEAST_BATCHES = 20  # an epoch of that head has at least so many batches: small data sets need updates, too
+HEAD_DECAY = 0.05  # its weight decay
+HEAD_WARM_UP = 0.1  # the share of its training in which the learning rate rises
 
 
 class ThroughRecorder(nn.Module):
@@ -84,21 +92,22 @@ class Kril(Learner):
         # With recorded=vectors the trunk of the recordings ends in the readout.
         self.encoder = self.trunk if config.recorded == "maps" else nn.Sequential(self.trunk, self.readout)
         self.recordings = Recordings(context, config, self.encoder, self.tail)
-        self.solved: SolvedHead | None = None
-        if config.head == "solved":
-            self.solved = self._make_solved_head()
+        self.reading_head = self._make_reading_head()
         if config.flip_replays and not context.data.flip:
             raise SettingError(f"flip_replays is set, and {context.data.name} is not to be mirrored; leave it out")
         if config.budget is not None:
             self.recordings.check_budget(self.output_shape(self.encoder))
 
-    def _make_solved_head(self) -> SolvedHead:
-        c = self.config
-        readings = nn.Sequential(self.trunk, self.readout)
-        (num_readings,) = self.output_shape(readings)
+    def _make_reading_head(self) -> SolvedHead | MLPHead | None:
+        """The head that reads all layers of F2; None for a linear head, which belongs to F2."""
+        c, num_classes = self.config, self.context.num_seen(0)
+        if c.head == "trained":
+            return None
+        (num_readings,) = self.output_shape(nn.Sequential(self.trunk, self.readout))
+        if c.head == "mlp":
+            return MLPHead(num_readings, c.hidden, num_classes).to(self.device)
         seed = self.context.seed_for(0, RANDOM_FEATURES_PART)
-        head = SolvedHead(num_readings, c.random_features, self.context.num_seen(0), seed, c.ridge)
-        return head.to(self.device)
+        return SolvedHead(num_readings, c.random_features, num_classes, seed, c.ridge).to(self.device)
 
     def learn(self, task: int) -> Iterator[Work]:
         self.expand(task)
@@ -112,9 +121,13 @@ class Kril(Learner):
             self.recordings.delete_before(task)
             self.model.eval()
             yield from self._learn_later(task, ids, labels)
-        if self.solved is not None:
+        if self.reading_head is not None:
             self.model.eval()
-            self._solve_head(self.solved, *self.recordings.replay(task))
+            readings, labels = self._read_replays(task)
+            if isinstance(self.reading_head, SolvedHead):
+                self.reading_head.solve(readings, labels)
+            else:
+                yield self.head_work(self.reading_head, readings, labels)
 
     def _learn_later(self, task: int, ids: Tensor, labels: Tensor) -> Iterator[Work]:
         replays, old_labels = self.recordings.replay(task - 1)
@@ -167,16 +180,33 @@ class Kril(Learner):
         super().expand(task)
         if task > 0:
             self.trunk.requires_grad_(False)
-            if self.solved is not None:
-                self.solved.grow(len(self.context.split.tasks[task]))
+            if self.reading_head is not None:
+                self.reading_head.grow(len(self.context.split.tasks[task]))
 
-    # ------------------------------------------------------------------ the solved head
+    # ------------------------------------------------------------------ a head that reads all layers of F2
 
-    def _solve_head(self, head: SolvedHead, replays: Tensor, labels: Tensor) -> None:
-        """Solve the head from the replays of all samples, and from their mirror images if `flip_replays` is set."""
+    def _read_replays(self, task: int) -> tuple[Tensor, Tensor]:
+        """Readings (N, D) and labels of all replays, and of their mirror images if `flip_replays` is set."""
+        replays, labels = self.recordings.replay(task)
         views = [replays, replays.flip(-1)] if self.config.flip_replays else [replays]
-        readings = torch.cat([self._read(view) for view in views])
-        head.solve(readings, labels.repeat(len(views)))
+        return torch.cat([self._read(view) for view in views]), labels.repeat(len(views))
+
+    def head_work(self, head: MLPHead, readings: Tensor, labels: Tensor) -> Work:
+        """Train the head with a hidden layer, from new weights, by cross entropy with smoothed labels."""
+        c, seed = self.config, self.context.seed_for(self.task, HEAD_SEED_PART)
+        head.set_scale(readings)
+        head.restart(seed)
+        batch_size = max(1, min(HEAD_BATCH, len(labels) // LEAST_BATCHES))
+        batches = ReadingBatches(readings, labels, batch_size, seed, c.hidden, c.dropout)
+        schedule = Schedule(
+            epochs=c.head_epochs, lr=c.head_lr, shape="cosine", warm_up=HEAD_WARM_UP, weight_decay=HEAD_DECAY,
+            optimizer="adamw",
+        )  # fmt: skip
+
+        def loss(readings: Tensor, labels: Tensor, factors: Tensor) -> Tensor:
+            return F.cross_entropy(head(readings, factors).float(), labels, label_smoothing=c.smoothing)
+
+        return self.descent("head", batches, loss, modules=head, schedule=schedule)
 
     @torch.no_grad()
     def _read(self, recorded: Tensor) -> Tensor:
@@ -189,14 +219,14 @@ class Kril(Learner):
         modules: list[nn.Module] = [self.trunk]
         if self.config.through_recorder:
             modules.append(ThroughRecorder(self.recordings, self.task))
-        modules += [self.f2] if self.solved is None else [self.readout, self.solved]
+        modules += [self.f2] if self.reading_head is None else [self.readout, self.reading_head]
         return nn.Sequential(*modules).eval()
 
     def predict(self, images: Tensor) -> dict[str, Tensor]:
         return {"cnn": self.classifier()(images)}
 
     def modules(self) -> dict[str, nn.Module]:
-        return super().modules() | ({} if self.solved is None else {"solved": self.solved})
+        return super().modules() | ({} if self.reading_head is None else {"reading_head": self.reading_head})
 
     def deployed(self) -> dict[str, nn.Module]:
         return self.modules()

@@ -60,20 +60,35 @@ class KrilConfig(LearnerConfig):
         "through_recorder",
         "random_features",
         "ridge",
+        "hidden",
+        "head_epochs",
+        "head_lr",
+        "dropout",
+        "smoothing",
     }
     head: str = "trained"
-    """Head: trained (a linear layer, with F2), or solved (ridge regression on random features of all of F2's layers,
-    from the replays of all samples after each task)."""
+    """Head: trained (a linear layer, with F2), or one that reads all of F2's layers and learns from the replays of all
+    samples after each task: mlp (a hidden layer, trained) or solved (ridge regression on random features)."""
     plastic: bool = True
-    """Train F2 in every task; otherwise it stays as the base task left it, which needs head=solved."""
+    """Train F2 in every task; otherwise it stays as the base task left it, which needs head=mlp or solved."""
     recorded: str = "maps"
-    """What is recorded: maps (F1's feature maps), or vectors (what a solved head reads; needs plastic=False)."""
+    """What is recorded: maps (F1's feature maps), or vectors (what head=mlp and solved read; needs plastic=False)."""
     through_recorder: bool = False
     """Show the classifier test maps as the recorder would replay them, so that they are as smooth as its replays."""
     random_features: int = 8192
     """Random features of the solved head."""
     ridge: float = 1e-3
     """Ridge of the solved head, per sample."""
+    hidden: int = 4096
+    """Hidden values of head=mlp."""
+    head_epochs: int = 60
+    """Epochs of head=mlp, in every task."""
+    head_lr: float = 1e-3
+    """Peak learning rate of head=mlp, by AdamW."""
+    dropout: float = 0.5
+    """Share of the hidden values of head=mlp that each update leaves out."""
+    smoothing: float = 0.1
+    """Label smoothing of head=mlp."""
     fixed_layers: int | str = 23
     """Layers of F1, counted as in the paper: the first convolution is one layer, each basic block two."""
     tail_lr: float = 0.05
@@ -121,13 +136,17 @@ class KrilConfig(LearnerConfig):
             raise SettingError(f"ce is {self.ce!r}; expected seen: replays are of old classes, which 'new' leaves out")
         check_choice("aux_divisor", self.aux_divisor, ("batch", "replayed"))
         if self.new_features is None:  # resolved here, so that the saved settings show the value
-            replayed = self.budget is not None or self.head == "solved"
+            replayed = self.budget is not None or self.head != "trained"
             object.__setattr__(self, "new_features", "replayed" if replayed else "flip")
         check_choice("new_features", self.new_features, ("plain", "flip", "crop", "replayed"))
         check_choice("recorder_schedule", self.recorder_schedule, SCHEDULES)
-        check_choice("head", self.head, ("trained", "solved"))
+        check_choice("head", self.head, ("trained", "mlp", "solved"))
         check_choice("recorded", self.recorded, ("maps", "vectors"))
-        check_int("random_features", self.random_features, 1)
+        for name in ("random_features", "hidden", "head_epochs"):
+            check_int(name, getattr(self, name), 1)
+        check_range("head_lr", self.head_lr, 0)
+        for name in ("dropout", "smoothing"):
+            check_range(name, getattr(self, name), 0, 0.99)
         check_range("ridge", self.ridge, 0)
         for name in ("flip_replays", "scaled", "warm_start", "kr2", "single", "plastic", "through_recorder"):
             check_choice(name, getattr(self, name), (True, False))
@@ -154,17 +173,17 @@ class KrilConfig(LearnerConfig):
         FitConfig(**{name: value for name, value in own.items() if name in FIT_NAMES})
 
     def _check_head(self) -> None:
-        if not self.plastic and self.head != "solved":
-            raise SettingError("plastic is off and head is 'trained': nothing would learn. Set head=solved")
+        if not self.plastic and self.head == "trained":
+            raise SettingError("plastic is off and head is 'trained': nothing would learn. Set head=mlp or head=solved")
         if self.recorded == "vectors" and (self.plastic or self.through_recorder or self.flip_replays):
             raise SettingError(
                 "recorded is 'vectors', which F2 cannot be trained on, nor mirrored, nor tests shown through. Set "
-                "head=solved and plastic=False, and leave through_recorder and flip_replays out"
+                "head=mlp and plastic=False, and leave through_recorder and flip_replays out"
             )
-        if self.head == "solved" and self.new_features_kind != "replayed":
+        if self.head != "trained" and self.new_features_kind != "replayed":
             raise SettingError(
-                f"new_features is {self.new_features!r}; expected replayed: a solved head reads the replays of all "
-                f"samples"
+                f"new_features is {self.new_features!r}; expected replayed: head={self.head} reads the replays of "
+                f"all samples"
             )
         recorder = self.chosen_recorder
         if self.through_recorder and not (recorder.projects and (self.single or recorder.grows)):
