@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -72,6 +73,13 @@ class Draws:
     def __call__(self, iteration: int) -> Tensor:
         block, index = divmod(iteration, ITERATIONS_PER_DRAW)
         return self._block(block)[index]
+
+
+def step_rng(seed: int, iteration: int, device: torch.device) -> torch.Generator:
+    """Random numbers for one iteration. They are drawn on the device, as they are too many to copy each step."""
+    # The third entry makes the draws differ from those of the crops, which use (seed, iteration).
+    mixed_seed = int(np.random.SeedSequence((seed, iteration, 1)).generate_state(1, np.uint64)[0])
+    return torch.Generator(device).manual_seed(mixed_seed)
 
 
 class ImageBatches:

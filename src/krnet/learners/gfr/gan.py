@@ -13,23 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from krnet.device import fast_math
-from krnet.train.classifier import Batches, Descent, Group, ImageBatches, Schedule
+from krnet.train.classifier import Batches, Descent, Group, ImageBatches, Schedule, step_rng
 
 ADAM_BETAS = (0.5, 0.999)  # for both networks
 LEAKY_SLOPE = 0.2
-
-
-def step_rng(seed: int, iteration: int, device: torch.device) -> torch.Generator:
-    """Random numbers for one iteration. They are drawn on the device, as the latents are too many to copy each step."""
-    # The third entry makes the draws differ from those of the crops, which use (seed, iteration).
-    mixed_seed = int(np.random.SeedSequence((seed, iteration, 1)).generate_state(1, np.uint64)[0])
-    return torch.Generator(device).manual_seed(mixed_seed)
 
 
 def init_weights(module: nn.Module) -> None:

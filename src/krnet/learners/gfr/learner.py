@@ -44,8 +44,8 @@ from torch import Tensor, nn
 from krnet.config import check_choice, check_int, check_range
 from krnet.errors import SettingError
 from krnet.learners.base import Context, Learner, LearnerConfig, Work, num_bytes, register
-from krnet.learners.gfr.gan import Adversarial, Critic, GanBatches, Generator, step_rng
-from krnet.train.classifier import Descent, ImageBatches, Schedule
+from krnet.learners.gfr.gan import Adversarial, Critic, GanBatches, Generator
+from krnet.train.classifier import Descent, ImageBatches, Schedule, step_rng
 
 M = TypeVar("M", bound=nn.Module)
 GAN_SEED_PART = 1  # so that the GAN's batches have another order than the classifier's
