@@ -22,6 +22,7 @@ SMALL = {"backbone": "resnet8", "base_epochs": 5, "epochs": 8, "batch_size": 32,
 # What a method needs beside that to be quick: settings of its own.
 OWN: dict[str, dict[str, object]] = {
     "gfr": {"gan_epochs": 2, "hidden": 32, "latent": 8},
+    "pass": {"base_lr": 5e-3, "lr": 2e-3},
     "kril": {"recorder_iterations": 25, "fixed_layers": 3},
     "acil": {"random_features": 64, "fixed_layers": 3},
     "dsal": {"random_features": 64, "fixed_layers": 3},

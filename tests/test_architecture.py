@@ -127,5 +127,5 @@ def test_registries_are_full_as_soon_as_their_package_is_imported():
 
     expected = ["krnet", "paper", "autoencoder", "pca", "transform", "quantized", "pq", "images", "raw"]
     assert sorted(recorder_names()) == sorted(expected)
-    trained = ["finetune", "joint", "ewc", "mas", "icarl", "lucir", "gfr", "kril"]
+    trained = ["finetune", "joint", "ewc", "mas", "icarl", "lucir", "gfr", "pass", "kril"]
     assert sorted(learner_names()) == sorted([*trained, "ncm", "fecam", "fetril", "acil", "dsal"])

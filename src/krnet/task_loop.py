@@ -100,7 +100,7 @@ def learn(
     split   the classes of each task; by default half of all classes, then ten tasks (fewer, if there are not enough
             classes), in order lucir1993
     settings  override the method's defaults and the defaults for this image size
-    preset  name of a set of settings to start from; the method must have it (kril: paper, gfr: own)
+    preset  name of a set of settings to start from; the method must have it (kril: paper, gfr and pass: own)
     out     folder DIR of this run; by default a temporary folder that lives as long as the Run. If DIR holds a run,
             `resume` continues or returns it; without `resume` it is an error. Only one process may work in it
     shared  folder for base tasks: methods with the same base task train it once

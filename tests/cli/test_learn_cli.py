@@ -580,6 +580,13 @@ def test_large_images_get_the_references_settings_for_imagenet() -> None:
         if method in ("lucir", "icarl"):
             assert (large.base_epochs, large.epochs, large.weight_decay) == (90, 90, 1e-4)
             assert [round(drop * 90) for drop in large.drops] == [30, 60]
+        elif method == "pass":
+            assert [(c.epochs, c.weight_decay, c.temperature) for c in (large, tiny)] == [
+                (100, 2e-4, 1.0),
+                (100, 2e-4, 0.1),
+            ]
+            assert [round(drop * 100) for drop in large.drops] == [45, 90]
+            continue
         else:
             assert (large.base_epochs, large.drops, large.weight_decay) == (100, (0.5, 0.75), 5e-4)
         assert (tiny.base_epochs, tiny.drops, tiny.weight_decay) == (100, (0.5, 0.75), 5e-4)

@@ -33,6 +33,7 @@ QUICK: dict[str, Any] = {"backbone": "resnet8", "base_epochs": 4, "epochs": 2, "
 RECORDER = {"recorder_iterations": 12, "fixed_layers": 3, "recorder_settings": "d0=16,c0=8,c1=8"}
 OWN: dict[str, dict[str, Any]] = {
     "gfr": {"gan_epochs": 1, "hidden": 16, "latent": 4},
+    "pass": {"base_lr": 5e-3, "lr": 2e-3},
     "kril": RECORDER,
     "acil": {"random_features": 64},
     "dsal": {"random_features": 64},

@@ -31,7 +31,7 @@ def learn(
         list[str] | None,
         typer.Argument(
             metavar="METHOD",
-            help="kril finetune joint ewc mas icarl lucir gfr ncm fecam fetril acil dsal, or all; at least one.",
+            help="kril finetune joint ewc mas icarl lucir gfr pass ncm fecam fetril acil dsal, or all; at least one.",
             show_default=False,
         ),
     ] = None,
@@ -172,7 +172,7 @@ def learn(
     ] = False,
     preset: Annotated[
         str | None,
-        typer.Option(help="Named group of settings to start from: paper (kril), own (gfr).", show_default="none"),
+        typer.Option(help="Named group of settings to start from: paper (kril), own (gfr, pass).", show_default="none"),
     ] = None,
     shared: Annotated[
         Path | None,

@@ -153,11 +153,18 @@ def origin(learner: Learner) -> dict[str, Any]:
 
 @torch.no_grad()
 def take_rows(learner: Learner, head: heads.Head, outputs: int) -> None:
-    """Copy a trained head's rows, the upright one of each class, into the learner's head."""
+    """Copy a trained head's rows into the learner's head.
+
+    A learner with four outputs a class takes all rows of a recipe with rotations: in both, class c turned n times has
+    output 4 c + n. Any other takes the upright row of each class as the first of its outputs; its further rows are 0.
+    """
     (rows,), (trained,) = learner.model.head.linears, head.linears
     for own, other in ((rows.weight, trained.weight), (rows.bias, trained.bias)):
-        own.zero_()
-        own[:: learner.outputs_per_class] = other[::outputs]
+        if learner.outputs_per_class == outputs:
+            own.copy_(other)
+        else:
+            own.zero_()
+            own[:: learner.outputs_per_class] = other[::outputs]
 
 
 class BaseFile:

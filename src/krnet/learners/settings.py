@@ -36,7 +36,7 @@ def settings_of(
 
     A setting that none of the methods has raises an error.
 
-    preset  name of a set of settings to start from, for the methods that have it (gfr: own)
+    preset  name of a set of settings to start from, for the methods that have it (gfr and pass: own)
     """
     presets = {m: base.get_learner(m).presets for m in methods}
     if preset is not None and not any(preset in named for named in presets.values()):
