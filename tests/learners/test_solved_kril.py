@@ -104,13 +104,11 @@ def test_mirrored_replays_are_read_too(tmp_path):
     whole = small_digits()
     parts = (whole.train.images, whole.train.labels, whole.test.images, whole.test.labels)
     data = krnet.data.from_arrays(*parts, mean=whole.mean, std=whole.std, flip=True, layout="NCHW")
-    seen = []
     learner = make(data, tmp_path, flip_replays=True, recorder="raw", budget=None)
     learner.expand(0)
-    learner.reading_head.solve = lambda readings, labels: seen.append((readings, labels))
     maps, labels = torch.rand(6, 16, 8, 8), torch.arange(6) % 4
-    learner._solve_head(learner.reading_head, maps, labels)
-    ((readings, twice),) = seen
+    learner.recordings.replay = lambda task: (maps, labels)
+    readings, twice = learner._read_replays(0)
     assert torch.equal(twice, labels.repeat(2))
     torch.testing.assert_close(readings[6:], learner._read(maps.flip(-1)))
 
