@@ -2,6 +2,8 @@
 
     images (N, C, H, W) or (N, H, W, C) uint8 -> ImageSource.encode -> bytes of each      (krnet/coding/image_codec.py)
     the file -> RecordedImages -> images(ids): decoded, (B, C, H, W) uint8
+
+The trunk, which makes features of the images, is in recorder.py.
 """
 
 from __future__ import annotations
