@@ -21,8 +21,8 @@ ORDER = [
 SHARED = {
     "recorders": {"__init__", "base", "fit", "maps", "basis", "axes", "growth", "coded", "presets"},
     "learners": {
-        "__init__", "analytic", "base", "base_task", "exemplars", "frozen", "importance", "rehearsal", "scores",
-        "settings",
+        "__init__", "analytic", "base", "base_task", "compressed_exemplars", "exemplars", "frozen", "importance",
+        "rehearsal", "scores", "settings",
     },
 }  # fmt: skip
 DOORS = {"__init__", "__main__", "protocol"}  # the public names, and python -m krnet: above everything

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ from krnet.io import archive
 from krnet.learners import base, base_task
 from krnet.learners.base_task import BaseRecipe, turn
 from krnet.learners.settings import settings_of
+from krnet.nn.heads import CosineHead
 from krnet.train.classifier import Schedule
 from learning_tools import settings_for, small_digits, small_tasks
 
@@ -48,6 +51,98 @@ def test_methods_share_one_trained_base_task_and_a_file_gives_the_same(images, t
     assert torch.equal(loaded.predict(images.test.images), from_file.predict(images.test.images))
 
 
+@pytest.mark.parametrize("method", [m for m in base.learner_names() if m not in ("finetune", "kril", "ewc")])
+def test_every_method_starts_from_the_strong_base_task(images, tmp_path, method):
+    run = learn(method, images, tmp_path)
+    assert len(run.accuracy) == 3 and run["settings"]["base"] == "strong"
+    (shared,) = (tmp_path / "shared").iterdir()
+    trained = archive.open_archive(shared).metadata["settings"]
+    assert trained["recipe"]["rotations"] and trained["recipe"]["trivial"]
+
+
+def make(method, images, folder, **settings):
+    given = settings_of([method], {**settings_for(method), "base": "strong", **settings}, images)[method]
+    torch.manual_seed(0)
+    learner = base.get_learner(method)
+    return learner(
+        base.Context(images, small_tasks(), torch.device("cpu"), 0, folder), base.make_config(learner, given)
+    )
+
+
+def test_lucir_trains_its_own_network_by_the_recipe_and_shares_it_with_no_other(images, tmp_path):
+    learner = make("lucir", images, tmp_path)
+    assert not learner.config.last_relu and learner.config.shortcut == "B"
+    work, linear = next(learner.learn(0)), next(make("finetune", images, tmp_path).learn(0))
+    assert isinstance(work.modules.head, CosineHead) and work.modules.backbone is learner.model.backbone
+    assert work.modules.head.num_classes == 4 * learner.model.head.num_classes == 4 * 4
+    assert (work.schedule, work.batches.batch_size) == (linear.schedule, linear.batches.batch_size)
+    assert work.shared["recipe"] == linear.shared["recipe"] and work.shared["head"] == "CosineHead"
+    assert "head" not in linear.shared  # the names of earlier files depend on it
+    with_relu = next(make("lucir", images, tmp_path, last_relu=True).learn(0))
+    assert with_relu.shared == linear.shared | {"head": "CosineHead"}
+    before = work.modules.head.weight.clone()
+    work.run(None, None)
+    trained = work.modules.head
+    assert not torch.equal(trained.weight, before)
+    assert torch.equal(learner.model.head.weight, trained.weight[::4])
+    assert torch.equal(learner.model.head.sigma, trained.sigma) and trained.sigma.item() != 1
+
+
+def test_a_file_fits_linear_heads_alone_and_is_refused_before_any_training(images, tmp_path):
+    for method in ("finetune", "lucir"):
+        learn(method, images, tmp_path / method)
+    linear, cosine = (next((tmp_path / method / "shared").iterdir()) for method in ("finetune", "lucir"))
+    given = {**settings_for("lucir"), "base": str(linear), "base_epochs": 1, "epochs": 1}
+    with pytest.raises(SettingError, match=r"head of lucir is a CosineHead\. Give paper or strong"):
+        learning.learn_all(["finetune", "lucir"], images, small_tasks(), out=tmp_path / "both", settings=given)
+    assert not (tmp_path / "both" / "finetune" / "run.json").exists()
+    for method in ("finetune", "joint"):
+        with pytest.raises(SettingError, match="holds a network with a CosineHead"):
+            learn(method, images, tmp_path / "other", base=str(cosine))
+
+
+@pytest.mark.parametrize("from_file", [False, True])
+def test_joint_trains_every_task_by_the_recipe(images, tmp_path, from_file):
+    first = learn("joint", images, tmp_path, epochs=2)
+    (shared,) = (tmp_path / "shared").iterdir()
+    name = str(shared) if from_file else "strong"
+    learner = make("joint", images, tmp_path, base=name)
+    list(learner.learn(0))
+    base_work = next(make("joint", images, tmp_path).learn(0))
+    start = [part.weight.clone() for part in learner.model.head.linears]
+    (work,) = learner.learn(1)
+    assert not torch.equal(learner.model.head.linears[0].weight, start[0])  # a new network
+    assert work.shared is None and work.schedule.shape == "cosine"
+    assert replace(work.schedule, epochs=5, lr=0.05) == base_work.schedule
+    assert work.batches.draws.trivial and work.batches.transform is turn
+    assert work.batches.num_samples == 6 * 16 and work.modules.head.num_classes == 4 * 6
+    assert torch.equal(work.modules.head.weight[::4], learner.model.head.weight)
+    trained = {name: torch.randn_like(v) for name, v in work.result().items() if v.is_floating_point()}
+    work.take(work.result() | trained)
+    assert [part.out_features for part in learner.model.head.linears] == [4, 2]
+    assert torch.equal(learner.model.head.weight, trained["modules.head.parts.0.weight"][::4])
+    bias = torch.cat([part.bias for part in learner.model.head.linears])
+    assert torch.equal(bias, trained["modules.head.parts.0.bias"][::4])
+    if from_file:
+        again = learn("joint", images, tmp_path / "file", base=name, epochs=2)
+        assert again["accuracy_matrix"] == first["accuracy_matrix"]
+
+
+def test_joint_with_a_warm_start_goes_on_from_the_rows_it_has(images, tmp_path):
+    learner = make("joint", images, tmp_path, warm_start=True)
+    list(learner.learn(0))
+    rows = learner.model.head.weight.clone()
+    (work,) = learner.learn(1)
+    assert torch.equal(work.modules.head.weight[::4][:4], rows)
+
+
+def test_joint_of_its_own_base_task_trains_as_before(images, tmp_path):
+    learner = make("joint", images, tmp_path, base="paper", base_epochs=1)
+    list(learner.learn(0))
+    (work,) = learner.learn(1)
+    assert work.modules is learner.model and work.schedule.shape == "steps" and not work.batches.draws.trivial
+
+
 def test_the_head_has_the_upright_row_of_each_class(images, tmp_path):
     config = base.make_config(base.get_learner("finetune"), {**settings_for("finetune"), "base": "strong"})
     context = base.Context(images, small_tasks(), torch.device("cpu"), 0, tmp_path)
@@ -78,8 +173,6 @@ def test_a_file_of_other_images_classes_or_networks_is_refused(images, tmp_path,
 def test_what_is_no_base_task_is_refused_by_name(images, tmp_path):
     with pytest.raises(SettingError, match="expected paper, strong, or the file"):
         learn("finetune", images, tmp_path, base="stong")
-    with pytest.raises(SettingError, match="head of lucir is a CosineHead"):
-        learn("lucir", images, tmp_path)
     archive.write(tmp_path / "x.krn", {"a": torch.zeros(1)}, {"kind": "work", "settings": {}})
     with pytest.raises(SettingError, match="holds no base task"):
         learn("finetune", images, tmp_path, base=str(tmp_path / "x.krn"))
@@ -111,6 +204,17 @@ def test_settings_of_the_recipe_are_defaults_which_the_caller_overrides(images):
     assert (strong["base_epochs"], strong["base_lr"]) == (300, 0.5)
     assert settings_of(["finetune"], {"base": "strong", "base_epochs": 7}, big)["finetune"]["base_epochs"] == 7
     assert "base_epochs" not in settings_of(["finetune"], {}, big)["finetune"]
+    assert not strong.keys() & {"epochs", "lr"} and strong["last_relu"] is True
+    joint, lucir = (settings_of([m], {"base": "strong"}, big)[m] for m in ("joint", "lucir"))
+    assert (joint["epochs"], joint["lr"]) == (300, 0.5) and "last_relu" not in lucir
+    assert "epochs" not in settings_of(["joint"], {}, big)["joint"]
+
+
+def test_the_settings_of_a_file_are_those_of_all_trainings_of_joint(images, tmp_path):
+    learn("finetune", images, tmp_path, base_epochs=3, base_lr=0.04)
+    (shared,) = (tmp_path / "shared").iterdir()
+    found = settings_of(["joint", "finetune"], {"base": str(shared)}, images)
+    assert "lr" not in found["finetune"] and found["joint"]["lr"] == 0.04
 
 
 def test_the_learning_rate_rises_and_falls_as_a_cosine():

@@ -21,10 +21,10 @@ from krnet import api
 from krnet import task_loop as learning
 from krnet.bench import rate
 from krnet.cli.app import app
+from krnet.coding import image_codec as _encoded
 from krnet.errors import InputError, SettingError
 from krnet.learners.kril import learner as kril
 from krnet.nn.loaded import read_trunk
-from krnet.recorders.images import codec as _encoded
 from krnet.recorders.images import recorder
 from learning_tools import assert_same_run, settings_for, small_digits, small_tasks
 

@@ -18,13 +18,14 @@ from typer.testing import CliRunner
 import krnet
 from forge import rewrite_metadata
 from krnet.cli import app as cli
+from krnet.coding import image_codec as _encoded
 from krnet.errors import InputError, NotARecordingError, RecordingError, TensorShapeError
 from krnet.features.samples import Samples
 from krnet.features.source import open_features
 from krnet.features.stats import scan
 from krnet.io import archive
 from krnet.recorders.base import Job, get_recorder
-from krnet.recorders.images import codec as _encoded
+from krnet.recorders.images import codec as _recorded
 from krnet.recorders.images import recorder
 from krnet.train.config import FitConfig
 
@@ -134,7 +135,7 @@ def through_pillow(codec: str, **options) -> torch.Tensor:
 @pytest.mark.parametrize("codec", _encoded.CODECS)
 def test_grey_images_come_back_in_every_codec_and_have_no_colours_to_subsample(codec):
     images = make_images(5, channels=1)
-    coarse, fine = (_encoded.ImagesConfig(codec=codec, quality=95, subsampling=s) for s in (420, 444))
+    coarse, fine = (_recorded.ImagesConfig(codec=codec, quality=95, subsampling=s) for s in (420, 444))
     for image in images:
         content = _encoded.encode_image(image.permute(1, 2, 0).contiguous().numpy(), coarse)
         assert content == _encoded.encode_image(image.permute(1, 2, 0).contiguous().numpy(), fine)
@@ -313,7 +314,7 @@ def test_images_of_an_earlier_recording_are_kept_byte_for_byte_in_the_same_quali
     more = grow(kept, out=path)
     old = krnet.open(kept, trunk=make_trunk())
     assert len(more) == 80 and torch.allclose(more[:60], old[:], atol=1e-5)
-    held, earlier = (_encoded.EncodedImages.read(r.settings, r, len(r)) for r in (more, old))
+    held, earlier = (_recorded.RecordedImages.read(r.settings, r, len(r)) for r in (more, old))
     assert [held.content(i) for i in range(60)] == [earlier.content(i) for i in range(60)]
     alone = krnet.open(path, trunk=make_trunk())
     assert torch.allclose(alone[60:], more[60:], atol=1e-5) and alone.info()["r2"] > 0.97
@@ -325,12 +326,12 @@ def test_a_file_from_before_there_was_subsampling_opens_and_is_grown_byte_for_by
     assert "subsampling" not in old.settings
     assert torch.allclose(old[:], krnet.open(kept, trunk=make_trunk())[:], atol=1e-5)
     more = grow(own)
-    held, earlier = (_encoded.EncodedImages.read(r.settings, r, len(r)) for r in (more, old))
+    held, earlier = (_recorded.RecordedImages.read(r.settings, r, len(r)) for r in (more, old))
     assert [held.content(i) for i in range(60)] == [earlier.content(i) for i in range(60)]
 
 
 def test_without_a_budget_nothing_but_what_was_the_default_is_made():
-    config = _encoded.ImagesConfig()
+    config = _recorded.ImagesConfig()
     assert (config.codec, config.quality, config.subsampling) == ("jpeg", 90, 420)
     for image in make_images(3).permute(0, 2, 3, 1).contiguous().numpy():
         target = io.BytesIO()
@@ -340,7 +341,7 @@ def test_without_a_budget_nothing_but_what_was_the_default_is_made():
 
 def test_other_colours_are_another_encoding_and_what_a_codec_does_not_use_is_not():
     def encoding(**settings) -> tuple:
-        return _encoded.ImagesConfig(**settings).encoding
+        return _recorded.ImagesConfig(**settings).encoding
 
     assert encoding(subsampling=444) != encoding(subsampling=420) != encoding(quality=80)
     assert encoding(codec="webp", subsampling=444) == encoding(codec="webp")
@@ -350,10 +351,10 @@ def test_other_colours_are_another_encoding_and_what_a_codec_does_not_use_is_not
 
 def test_in_another_quality_decoded_images_are_encoded_again(kept):
     more = grow(kept, quality=50)
-    decoded = _encoded.EncodedImages.read(krnet.open(kept).settings, krnet.open(kept), 60).images(torch.arange(60))
-    config = _encoded.ImagesConfig(quality=50)
+    decoded = _recorded.RecordedImages.read(krnet.open(kept).settings, krnet.open(kept), 60).images(torch.arange(60))
+    config = _recorded.ImagesConfig(quality=50)
     again = [_encoded.encode_image(image, config) for image in decoded.permute(0, 2, 3, 1).contiguous().numpy()]
-    held = _encoded.EncodedImages.read(more.settings, more, 80)
+    held = _recorded.RecordedImages.read(more.settings, more, 80)
     assert [held.content(i) for i in range(60)] == again
 
 

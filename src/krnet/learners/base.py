@@ -208,6 +208,8 @@ class Learner(ABC):
     """Settings for images above 96 pixels: those of the reference implementation for ImageNet-Subset."""
     outputs_per_class: ClassVar[int] = 1
     """Outputs of the head per class. In a loss each output counts as a class; `class_scores` joins them again."""
+    recipe_for_all_tasks: ClassVar[bool] = False
+    """Whether later tasks, too, are trained by the recipe of the base task, if setting `base` names one."""
     unsupported: ClassVar[Mapping[str, str]] = {}
     """Which of `outputs_per_class` and `transform` this learner ignores, and why: a subclass may not declare them.
 
@@ -216,8 +218,8 @@ class Learner(ABC):
 
     def __init__(self, context: Context, config: LearnerConfig):
         self._check_declarations()
-        base_task.check_head(config.base, self.name, self.head_class)
         self.context, self.config, self.device = context, config, context.device
+        base_task.check_head(self)
         self.task = -1
         self.model = self._build()
         self._check_batch_size(min(config.batch_size, len(context.task_ids(0))))

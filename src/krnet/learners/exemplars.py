@@ -10,6 +10,7 @@ chosen at most once. The code of iCaRL and LUCIR may choose an image again, and 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,12 +65,14 @@ class Exemplars:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def select(self, mask: Tensor) -> Exemplars:
+        """Return the exemplars where the mask (M,) is true."""
+        return Exemplars(self.pixels[mask], self.labels[mask])
+
     def truncate(self, per_class: int) -> Exemplars:
         """Return only the first `per_class` exemplars of each class."""
-        counts = torch.bincount(self.labels)
-        starts = counts.cumsum(0) - counts
-        ranks = torch.arange(len(self), device=self.labels.device) - starts[self.labels.long()]
-        return Exemplars(self.pixels[ranks < per_class], self.labels[ranks < per_class])
+        starts = class_starts(self.labels)
+        return self.select(torch.arange(len(self), device=self.labels.device) - starts < per_class)
 
     def append(self, pixels: Tensor, labels: Tensor) -> Exemplars:
         """Return these exemplars followed by those of new classes, in the order of `herd_classes`."""
@@ -88,9 +91,22 @@ class Exemplars:
         all_images = Images(images.data, pixels, images.device)
         return ImageBatches(all_images, labels, torch.arange(len(labels)), batch_size, seed, **options)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """What is stored."""
+        return {"exemplars": self.pixels, "exemplar_labels": self.labels}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> Exemplars:
+        """Return the exemplars that `tensors` has stored."""
+        return Exemplars(*(tensors[name].to(self.pixels.device) for name in ("exemplars", "exemplar_labels")))
+
     def storage_bytes(self) -> dict[str, int]:
-        stored = {"exemplars": self.pixels, "exemplar_labels": self.labels}
-        return {name: value.numel() * value.element_size() for name, value in stored.items()}
+        return {name: value.numel() * value.element_size() for name, value in self.tensors().items()}
+
+
+def class_starts(labels: Tensor) -> Tensor:
+    """(M,): for each of these ascending labels, the row where its class begins."""
+    counts = torch.bincount(labels)
+    return (counts.cumsum(0) - counts)[labels.long()]
 
 
 def class_means(features: Tensor, labels: Tensor, num_classes: int) -> Tensor:

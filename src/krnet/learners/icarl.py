@@ -19,8 +19,8 @@ Deviations from the reference:
 - Test features are scaled to unit length before distances are computed. The means have unit length, so the nearest mean
   stays the same.
 
-Stored between tasks: pixels and labels of the exemplars. The means are computed from them and the current network, also
-when a run is resumed.
+Stored between tasks: the exemplars, as pixels or compressed, and their labels. The means are computed from them and the
+current network, also when a run is resumed.
 """
 
 from __future__ import annotations

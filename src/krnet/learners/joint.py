@@ -3,6 +3,9 @@
 The upper bound. Every task starts from a new network, so the result of the last task is that of one training on all
 classes. With `only_last` the tasks in between are skipped; they have no accuracy, so there is no average either. All
 images are kept, and storage_bytes counts them.
+
+With base=strong, or a file that it wrote, every task is trained by the recipe of that base task, on the classes so far:
+its epochs, learning rate, augmentation and rotations. So it bounds the methods that start from such a base task.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import torch
 
 from krnet.config import check_choice
 from krnet.errors import SettingError
+from krnet.learners import base_task
 from krnet.learners.base import Learner, LearnerConfig, Work, register
 
 
@@ -43,6 +47,7 @@ class Joint(Learner):
     name = "joint"
     config_class = JointConfig
     config: JointConfig
+    recipe_for_all_tasks = True
 
     def learns(self, task: int) -> bool:
         return not self.config.only_last or task in (0, self.context.split.num_tasks - 1)
@@ -59,6 +64,10 @@ class Joint(Learner):
             self.model.backbone.load_state_dict(fresh.backbone.state_dict())
             for part in self.model.head.linears:
                 part.reset_parameters()
+        recipe = base_task.recipe_of(self.config.base)
+        if recipe is not None:
+            yield base_task.recipe_work(self, recipe, task)
+            return
         ids = torch.cat([self.context.task_ids(t) for t in range(task + 1)])
         loss = lambda images, labels: self.classification_loss(self.model(images), labels)  # noqa: E731
         yield self.descent("classifier", self.batches(ids), loss)

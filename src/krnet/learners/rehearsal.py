@@ -4,7 +4,7 @@
     end of a task: update_exemplars -> herding picks exemplars of its classes -> mean feature of each class
     images -> predict -> rows "cnn" (the head's logits) and "nme"
 
-Citations and deviations: icarl.py and lucir.py; herding: exemplars.py.
+Citations and deviations: icarl.py and lucir.py; herding: exemplars.py; compressed exemplars: compressed_exemplars.py.
 """
 
 from __future__ import annotations
@@ -18,12 +18,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from krnet.config import check_choice, check_int, parse_size
+from krnet.coding.image_codec import CHANNELS, ImageEncoding, common_prefix, encode_images
+from krnet.config import check_choice, check_int, parse_size, require
 from krnet.errors import SettingError
 from krnet.learners.base import Context, Learner, LearnerConfig
-from krnet.learners.exemplars import Exemplars, class_means, herd_classes, nearest_mean_scores
+from krnet.learners.compressed_exemplars import CompressedExemplars, image_bytes, too_small
+from krnet.learners.exemplars import Exemplars, class_means, class_starts, herd_classes, nearest_mean_scores
 from krnet.nn.heads import Classifier
 from krnet.train.classifier import ImageBatches, Images
+
+PIXELS = "pixels"
+FORMATS = (PIXELS, "jpeg", "webp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +38,8 @@ class RehearsalConfig(LearnerConfig):
         "exemplars_per_class",
         "memory_total",
         "budget",
+        "exemplar_format",
+        "exemplar_quality",
         "nme_flip",
     }
     memory: str = "per-class"
@@ -43,12 +50,18 @@ class RehearsalConfig(LearnerConfig):
     """Exemplars of all classes together, if memory is total: old classes drop exemplars as new classes arrive."""
     budget: int | None = None
     """Limit of all exemplars with their labels, in bytes or as 6.1MB. Replaces their number: as many as fit."""
+    exemplar_format: str = PIXELS
+    """How exemplars are stored: pixels, jpeg or webp. Compressed ones are trained on as they decode."""
+    exemplar_quality: int = 90
+    """Quality of jpeg and webp exemplars, 1 to 100: a lower one loses more of each image, and more images fit."""
     nme_flip: bool = True
     """Include mirrored exemplars in the NME means, if the data set may be mirrored."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("memory", self.memory, ("per-class", "total"))
+        check_choice("exemplar_format", self.exemplar_format, FORMATS)
+        check_int("exemplar_quality", self.exemplar_quality, 1, 100)
         check_choice("nme_flip", self.nme_flip, (True, False))
         for name in ("exemplars_per_class", "memory_total"):
             check_int(name, getattr(self, name), 1)
@@ -58,6 +71,17 @@ class RehearsalConfig(LearnerConfig):
             raise SettingError(
                 f"ce is {self.ce!r}; expected seen: exemplars are of old classes, which 'new' leaves out"
             )
+
+    @classmethod
+    def renewed(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
+        return {"exemplar_format": PIXELS, "exemplar_quality": cls.exemplar_quality, **super().renewed(saved)}
+
+    @property
+    def encoding(self) -> ImageEncoding | None:
+        """How exemplars are compressed. None: they are not."""
+        if self.exemplar_format == PIXELS:
+            return None
+        return ImageEncoding(codec=self.exemplar_format, quality=self.exemplar_quality)
 
 
 class Rehearsal(Learner):
@@ -74,9 +98,11 @@ class Rehearsal(Learner):
 
     def __init__(self, context: Context, config: RehearsalConfig):
         super().__init__(context, config)
-        self.exemplars = Exemplars.none(context.data.image_shape, self.device)
         self.num_classes = context.num_seen(context.split.num_tasks - 1)
-        if not self.num_per_class(self.num_classes):
+        self.exemplars = self._no_exemplars()
+        if config.budget is not None and config.encoding is not None:
+            self._check_compressed_budget(config.budget, config.encoding)
+        elif not self.num_per_class(self.num_classes):
             name = "memory_total" if config.budget is None else "budget"
             minimum = self.num_classes * (1 if config.budget is None else self.exemplar_bytes)
             raise SettingError(
@@ -84,6 +110,32 @@ class Rehearsal(Learner):
                 f"{self.num_classes} classes"
             )
         self.means = torch.empty(0, device=self.device)
+
+    def _no_exemplars(self) -> Exemplars:
+        shape, encoding = self.context.data.image_shape, self.config.encoding
+        if encoding is None:
+            return Exemplars.none(shape, self.device)
+        require("PIL.Image", "images")
+        if shape[0] not in CHANNELS:
+            raise SettingError(
+                f"exemplar_format is {encoding.codec!r}, and the images have {shape[0]} channels; expected pixels, or "
+                f"images of {' or '.join(map(str, CHANNELS))} channels"
+            )
+        return CompressedExemplars.empty(shape, self.device, encoding)
+
+    def _check_compressed_budget(self, budget: int, encoding: ImageEncoding) -> None:
+        """Refuse a budget, before any training, if an image of each class takes more than that.
+
+        Exemplars are chosen after a task is trained: the size of the smallest of a few images stands for theirs. So a
+        budget that is a little too small is refused later, when the exemplars are chosen.
+        """
+        ids = self.context.task_ids(0)
+        labels, order = self.context.train_labels[ids].sort(stable=True)
+        first_of_class = ids[order[class_starts(labels).unique()]]
+        first = encode_images(self.context.train.pixels[first_of_class.to(self.device)], encoding)
+        needed = len(common_prefix(first)) + self.num_classes * min(image_bytes(first))
+        if budget < needed:
+            raise too_small(budget, needed, self.num_classes)
 
     def frozen_copy(self) -> Classifier:
         """Copy the current model, as the teacher of the distillation."""
@@ -104,22 +156,31 @@ class Rehearsal(Learner):
         return math.prod(pixels.shape[1:]) * pixels.element_size() + labels.element_size()
 
     def num_per_class(self, num_seen: int) -> int:
-        """Exemplars to keep of each class after `num_seen` classes."""
+        """Exemplars to keep of each class after `num_seen` classes, unless a budget limits compressed ones."""
         c = self.config
         if c.budget is not None:
-            return c.budget // (self.exemplar_bytes * (num_seen if c.memory == "total" else self.num_classes))
+            return c.budget // (self.exemplar_bytes * self.num_shares(num_seen))
         return c.exemplars_per_class if c.memory == "per-class" else c.memory_total // num_seen
+
+    def num_shares(self, num_seen: int) -> int:
+        """Classes that share the budget after `num_seen` classes."""
+        return num_seen if self.config.memory == "total" else self.num_classes
 
     def update_exemplars(self) -> None:
         """At the end of a task: choose exemplars of its classes, drop some of older classes, compute all means."""
-        context = self.context
-        per_class = self.num_per_class(context.num_seen(self.task))
-        ids = context.task_ids(self.task)
+        context, budget, kept = self.context, self.config.budget, self.exemplars
+        num_seen, ids = context.num_seen(self.task), context.task_ids(self.task)
         features = self.apply(self.model.features, context.train, ids)
-        labels = context.train_labels[ids].to(self.device)
-        chosen = herd_classes(features, labels, per_class)
-        pixels = context.train.pixels[ids.to(self.device)[chosen]]
-        self.exemplars = self.exemplars.truncate(per_class).append(pixels, labels[chosen])
+        labels, ids = context.train_labels[ids].to(self.device), ids.to(self.device)
+        if budget is not None and isinstance(kept, CompressedExemplars):
+            ranked = herd_classes(features, labels, len(ids))
+            shares, pixels = self.num_shares(num_seen), context.train.pixels
+            self.exemplars = kept.append_within(budget, shares, pixels, ids[ranked], labels[ranked])
+        else:
+            per_class = self.num_per_class(num_seen)
+            chosen = herd_classes(features, labels, per_class)
+            pixels = context.train.pixels[ids[chosen]]
+            self.exemplars = kept.truncate(per_class).append(pixels, labels[chosen])
         self.means = self._exemplar_means()
 
     def _exemplar_means(self) -> Tensor:
@@ -137,10 +198,10 @@ class Rehearsal(Learner):
         return {"cnn": scores, "nme": nearest_mean_scores(features, self.means)}
 
     def extra_state(self) -> dict[str, Tensor]:
-        return {"exemplars": self.exemplars.pixels, "exemplar_labels": self.exemplars.labels}
+        return self.exemplars.tensors()
 
     def load_extra_state(self, state: dict[str, Tensor]) -> None:
-        self.exemplars = Exemplars(state["exemplars"].to(self.device), state["exemplar_labels"].to(self.device))
+        self.exemplars = self.exemplars.load(state)
         self.means = self._exemplar_means()
 
     def storage_bytes(self) -> dict[str, int]:

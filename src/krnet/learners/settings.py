@@ -55,7 +55,8 @@ def settings_of(
             raise unknown_setting(name, set().union(*known.values()))
     merged = {}
     for m in methods:
+        learner = base.get_learner(m)
         chosen = {**defaults_for(data, m), **presets[m].get(preset or "", {})}
-        base_name = given.get("base", chosen.get("base", base.get_learner(m).config_class.base))
-        merged[m] = {**base_settings(str(base_name)), **chosen, **given}
+        base_name = given.get("base", chosen.get("base", learner.config_class.base))
+        merged[m] = {**base_settings(str(base_name), learner), **chosen, **given}
     return {m: {k: v for k, v in merged[m].items() if k in known[m]} for m in methods}

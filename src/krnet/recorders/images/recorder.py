@@ -1,6 +1,6 @@
 """Store compressed images instead of features; replay them through the trunk that made the features.
 
-    images (N, C, H, W) uint8 -> JPEG, WebP (lossy or lossless) or PNG -> the file            (codec.py)
+    images (N, C, H, W) uint8 -> JPEG, WebP (lossy or lossless) or PNG -> the file   (krnet/coding/image_codec.py)
     ids -> image bytes -> decoded in parallel -> (image - mean) / std -> trunk -> features
 
 The trunk, a network from images to features, is not in the file: an incremental learner has it anyway. It is given as
@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from krnet.coding.image_codec import CODECS, LOSSLESS, SUBSAMPLINGS, common_prefix, decode_image
 from krnet.coding.matrix import evenly_spaced
 from krnet.coding.search import largest_fitting
 from krnet.config import from_dict
@@ -39,18 +40,7 @@ from krnet.io.archive import TensorStore
 from krnet.nn.fingerprint import fingerprint
 from krnet.recorders.base import Content, Earlier, Job, Recorder, Replayer, Stored, overhead_bytes, register
 from krnet.recorders.basis import stored_edges
-from krnet.recorders.images.codec import (
-    CODECS,
-    LOSSLESS,
-    SUBSAMPLINGS,
-    EncodedImages,
-    ImagesConfig,
-    ImageSource,
-    chunk_samples,
-    common_prefix,
-    decode_image,
-    open_images,
-)
+from krnet.recorders.images.codec import ImagesConfig, ImageSource, RecordedImages, chunk_samples, open_images
 
 CHECK_SAMPLES = 64  # samples that check whether trunk, images and features belong together
 MIN_CHECK_R2 = 0.99  # of these samples: features made in 16 bits pass, features of another trunk do not
@@ -98,7 +88,7 @@ def check_trunk(trunk: Any) -> nn.Module:
 
 
 class ImagesReplayer(Replayer):
-    def __init__(self, encoded: EncodedImages, trunk_fingerprint: str, shape: tuple[int, ...], device: torch.device):
+    def __init__(self, encoded: RecordedImages, trunk_fingerprint: str, shape: tuple[int, ...], device: torch.device):
         self.encoded, self.trunk_fingerprint = encoded, trunk_fingerprint
         self.shape, self.device = shape, device
         self._network: Network | None = None
@@ -136,7 +126,7 @@ class ImagesRecorder(Recorder):
         images, config = inputs.images, inputs.config
         started = time.perf_counter()
         check_features_match(job, images, inputs.network(job))
-        encoded = EncodedImages.of(images.encode(torch.arange(len(images)), config), config, images.shape)
+        encoded = RecordedImages.of(images.encode(torch.arange(len(images)), config), config, images.shape)
         tensors = {"low": job.stats.low, "high": job.stats.high, **encoded.tensors()}
         settings = {**asdict(config), "image_shape": images.shape, "trunk": fingerprint(inputs.trunk)}
         return Content(tensors=tensors, settings=settings, seconds=time.perf_counter() - started)
@@ -208,7 +198,7 @@ class ImagesRecorder(Recorder):
             raise NotARecordingError(
                 f"settings of recorder images refused: trunk is {trunk!r:.99}; expected text. Record again"
             )
-        return ImagesReplayer(EncodedImages.read(settings, store, samples.num_samples), trunk, samples.shape, device)
+        return ImagesReplayer(RecordedImages.read(settings, store, samples.num_samples), trunk, samples.shape, device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,7 +242,7 @@ class Inputs:
                 f"{start.path}: a recording of {start.shape} by {start.recorder}; these features are "
                 f"{job.source.shape} and need one of the same shape by images to start from"
             )
-        earlier = EncodedImages.read(start.settings, start, len(start))
+        earlier = RecordedImages.read(start.settings, start, len(start))
         for name, old, new in (
             ("image_shape", earlier.shape, self.images.shape),
             ("mean", earlier.config.mean, self.config.mean),
