@@ -18,12 +18,20 @@ from krnet.progress import Progress
 
 _whole_digits = digits.load_digits  # a test may put fewer in its place
 
-SMALL = {"backbone": "resnet8", "base_epochs": 5, "epochs": 8, "batch_size": 32, "base_lr": 0.05, "lr": 0.05}
+SMALL = {
+    "base": "paper",
+    "backbone": "resnet8",
+    "base_epochs": 5,
+    "epochs": 8,
+    "batch_size": 32,
+    "base_lr": 0.05,
+    "lr": 0.05,
+}
 # What a method needs beside that to be quick: settings of its own.
 OWN: dict[str, dict[str, object]] = {
     "gfr": {"gan_epochs": 2, "hidden": 32, "latent": 8},
     "pass": {"base_lr": 5e-3, "lr": 2e-3},
-    "kril": {"recorder_iterations": 25, "fixed_layers": 3},
+    "kril": {"head": "trained", "recorder_iterations": 25, "fixed_layers": 3},
     "acil": {"random_features": 64, "fixed_layers": 3},
     "dsal": {"random_features": 64, "fixed_layers": 3},
     "icarl": {"exemplars_per_class": 4},

@@ -158,7 +158,7 @@ def test_the_head_has_the_upright_row_of_each_class(images, tmp_path):
 def test_a_file_of_other_images_classes_or_networks_is_refused(images, tmp_path, change):
     learn("finetune", images, tmp_path)
     (shared,) = (tmp_path / "shared").iterdir()
-    split, settings = small_tasks(), {"base": str(shared), **settings_for("finetune")}
+    split, settings = small_tasks(), {**settings_for("finetune"), "base": str(shared)}
     if change == "order":
         split = krnet.protocol.split(list(range(8)), num_classes=8, sizes=[len(t) for t in split.tasks])
     if change == "base_classes":
@@ -203,11 +203,13 @@ def test_settings_of_the_recipe_are_defaults_which_the_caller_overrides(images):
     strong = settings_of(["finetune"], {"base": "strong"}, big)["finetune"]
     assert (strong["base_epochs"], strong["base_lr"]) == (300, 0.5)
     assert settings_of(["finetune"], {"base": "strong", "base_epochs": 7}, big)["finetune"]["base_epochs"] == 7
-    assert "base_epochs" not in settings_of(["finetune"], {}, big)["finetune"]
+    assert settings_of(["finetune"], {}, big)["finetune"] | {"base": "strong"} == strong  # the default
+    paper = settings_of(["finetune", "joint"], {}, big, "paper")
+    assert paper["finetune"] == {"base": "paper"}
     assert not strong.keys() & {"epochs", "lr"} and strong["last_relu"] is True
     joint, lucir = (settings_of([m], {"base": "strong"}, big)[m] for m in ("joint", "lucir"))
     assert (joint["epochs"], joint["lr"]) == (300, 0.5) and "last_relu" not in lucir
-    assert "epochs" not in settings_of(["joint"], {}, big)["joint"]
+    assert paper["joint"] == {"base": "paper"}
 
 
 def test_the_settings_of_a_file_are_those_of_all_trainings_of_joint(images, tmp_path):

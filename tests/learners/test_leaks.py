@@ -30,11 +30,12 @@ from krnet.run import Run
 from learning_tools import small_digits
 
 QUICK: dict[str, Any] = {"backbone": "resnet8", "base_epochs": 4, "epochs": 2, "batch_size": 16, "base_lr": 0.05}
-RECORDER = {"recorder_iterations": 12, "fixed_layers": 3, "recorder_settings": "d0=16,c0=8,c1=8"}
+RECORDER = {"head": "trained", "recorder_iterations": 12, "fixed_layers": 3, "recorder_settings": "d0=16,c0=8,c1=8"}
+HEAD = {"fixed_layers": 3, "head_width": 32, "head_epochs": 3}
 OWN: dict[str, dict[str, Any]] = {
     "gfr": {"gan_epochs": 1, "hidden": 16, "latent": 4},
     "pass": {"base_lr": 5e-3, "lr": 2e-3},
-    "kril": RECORDER,
+    "kril": HEAD,
     "acil": {"random_features": 64},
     "dsal": {"random_features": 64},
     "icarl": {"exemplars_per_class": 3},
@@ -42,8 +43,9 @@ OWN: dict[str, dict[str, Any]] = {
 }
 # Every registered learner, and KRIL in its other ways: name of the case -> method, settings.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {name: (name, OWN.get(name, {})) for name in base.learner_names()}
-CASES["kril, budget"] = "kril", {"recorder_iterations": 12, "fixed_layers": 3, "budget": 60_000}
-CASES["kril, images"] = "kril", {"fixed_layers": 3, "recorder": "images"}
+CASES["kril, paper"] = "kril", {**RECORDER, "base": "paper"}
+CASES["kril, maps"] = "kril", {**HEAD, "recorder_iterations": 12, "budget": 60_000, "plastic": True}
+CASES["kril, images"] = "kril", {**HEAD, "recorder": "images"}
 CASES["icarl, budget"] = "icarl", {"budget": 2_000}
 every_case = pytest.mark.parametrize("case", CASES)
 TASKS = protocol.split([3, 1, 0, 2, 4, 5], num_classes=6, sizes=[2, 2, 2])

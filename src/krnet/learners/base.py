@@ -77,9 +77,9 @@ class LearnerConfig:
     later: ClassVar[frozenset[str]] = frozenset({"epochs", "lr", "ce", "bn"})
     """Settings that do not affect the base task: runs that agree in all other settings share it."""
 
-    base: str = base_task.PAPER
-    """Base task: paper (the method's own), strong (one recipe for all methods, whose network tells new classes apart
-    better), or a file that a run with strong wrote to its folder of shared base tasks."""
+    base: str = base_task.STRONG
+    """Base task: strong (one recipe for all methods, whose network tells new classes apart better), paper (the method's
+    own), or a file that a run with strong wrote to its folder of shared base tasks."""
     backbone: str | backbones.Factory = "resnet32"
     """Network: resnet32 (CIFAR), resnet18 (224 px), resnet18-small (32 to 64 px), resnet8 (digits); in Python also a
     function that returns a network."""
@@ -194,6 +194,9 @@ class Context:
         return (self.seed * 1009 + task) * 101 + part
 
 
+PAPER_PRESET: Mapping[str, Any] = {"base": base_task.PAPER}
+
+
 class Learner(ABC):
     """A network that grows by the classes of each task. Subclasses define `learn`, and what is kept between tasks."""
 
@@ -202,8 +205,8 @@ class Learner(ABC):
     head_class: ClassVar[type[heads.LinearHead] | type[heads.CosineHead]] = heads.LinearHead
     main_row: ClassVar[str] = "cnn"
     """The row of `predict` that is reported as the method's result."""
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """Named sets of settings to start from; the caller's settings override them."""
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER_PRESET}
+    """Named sets of settings to start from; the caller's settings override them. Every learner has `paper`."""
     large_images: ClassVar[Mapping[str, Any]] = {}
     """Settings for images above 96 pixels: those of the reference implementation for ImageNet-Subset."""
     outputs_per_class: ClassVar[int] = 1

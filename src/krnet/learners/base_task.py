@@ -35,7 +35,7 @@ from krnet.train.classifier import Descent, ImageBatches, Saving, Schedule
 if TYPE_CHECKING:
     from krnet.learners.base import Learner
 
-PAPER = "paper"
+PAPER, STRONG = "paper", "strong"
 TRAIN_AGAIN = "Give --base strong to train it again"
 NUM_TURNS = 4  # 0, 90, 180 and 270 degrees
 
@@ -67,7 +67,7 @@ class BaseRecipe:
         return BaseRecipe(**values)
 
 
-RECIPES = {"strong": BaseRecipe(epochs=300, lr=0.5, batch_size=256, warm_up=1 / 30)}
+RECIPES = {STRONG: BaseRecipe(epochs=300, lr=0.5, batch_size=256, warm_up=1 / 30)}
 
 
 def base_settings(name: str, learner: type[Learner]) -> dict[str, Any]:

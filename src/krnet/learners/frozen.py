@@ -26,8 +26,8 @@ class FrozenConfig(LearnerConfig):
     later = LearnerConfig.later | {"reads", "fixed_layers"}
     reads: str = "features"
     """What the head reads: features (the network's last ones, as published), or layers (mean and deviation of every
-    layer behind fixed_layers, as KRIL's solved head does)."""
-    fixed_layers: int | str = 23
+    layer behind fixed_layers, as KRIL's head does)."""
+    fixed_layers: int | str = 19
     """With reads=layers: the first layers, which are not read; counted as KRIL counts them."""
 
     def __post_init__(self) -> None:

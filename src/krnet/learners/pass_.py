@@ -55,7 +55,7 @@ from torch import Tensor
 
 from krnet.config import check_choice, check_range
 from krnet.errors import SettingError
-from krnet.learners.base import Context, Learner, LearnerConfig, Work, num_bytes, register
+from krnet.learners.base import PAPER_PRESET, Context, Learner, LearnerConfig, Work, num_bytes, register
 from krnet.learners.base_task import NUM_TURNS, PAPER
 from krnet.train.classifier import Descent, ImageBatches, step_rng
 
@@ -146,7 +146,11 @@ class Pass(Learner):
     config_class = PassConfig
     config: PassConfig
     large_images: ClassVar[Mapping[str, Any]] = {"temperature": 1.0, "drops": (0.45, 0.9)}
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"matched": {}, "own": {"backbone": "resnet18-small"}}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": PAPER_PRESET,
+        "matched": PAPER_PRESET,
+        "own": {**PAPER_PRESET, "backbone": "resnet18-small"},
+    }
 
     def __init__(self, context: Context, config: PassConfig):
         super().__init__(context, config)

@@ -43,7 +43,7 @@ from torch import Tensor, nn
 
 from krnet.config import check_choice, check_int, check_range
 from krnet.errors import SettingError
-from krnet.learners.base import Context, Learner, LearnerConfig, Work, num_bytes, register
+from krnet.learners.base import PAPER_PRESET, Context, Learner, LearnerConfig, Work, num_bytes, register
 from krnet.learners.gfr.gan import Adversarial, Critic, GanBatches, Generator
 from krnet.train.classifier import Descent, ImageBatches, Schedule, step_rng
 
@@ -186,7 +186,11 @@ class GFR(Learner):
         "gan_epochs": 201,
         "gan_drops": (0.995,),
     }
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"matched": {}, "own": OWN_PRESET}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": PAPER_PRESET,
+        "matched": PAPER_PRESET,
+        "own": {**PAPER_PRESET, **OWN_PRESET},
+    }
 
     def __init__(self, context: Context, config: GFRConfig):
         super().__init__(context, config)

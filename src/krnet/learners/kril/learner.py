@@ -40,7 +40,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from krnet.errors import SettingError
-from krnet.learners.base import EVALUATION_BATCH, RANDOM_FEATURES_PART, Context, Learner, Work, register
+from krnet.learners.base import (
+    EVALUATION_BATCH,
+    PAPER_PRESET,
+    RANDOM_FEATURES_PART,
+    Context,
+    Learner,
+    Work,
+    register,
+)
 from krnet.learners.kril.batches import MixedBatches, NewFeatures, ReadingBatches, SampleValues, to_f2_layout
 from krnet.learners.kril.recordings import RecorderFit, Recordings
 from krnet.learners.kril.settings import KrilConfig
@@ -80,23 +88,26 @@ class Kril(Learner):
         "outputs_per_class": "recordings hold one label per sample, its class",
         "transform": "after the base task it trains on recorded feature maps, not on images",
     }
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"recorder": "paper", "new_features": "flip"}}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {**PAPER_PRESET, "head": "trained", "recorder": "paper", "new_features": "flip"}
+    }
     large_images: ClassVar[Mapping[str, Any]] = {"gamma": 5e-4}
 
     def __init__(self, context: Context, config: KrilConfig):
         super().__init__(context, config)
         backbone = self.model.backbone
+        assert config.fixed_layers is not None, "resolved when the settings are made"
         self.trunk, self.tail = backbones.cut(backbone, config.fixed_layers)
         self.f2 = heads.Classifier(self.tail, self.model.head)
         self.readout = Readout(self.tail)
         # With recorded=vectors the trunk of the recordings ends in the readout.
         self.encoder = self.trunk if config.recorded == "maps" else nn.Sequential(self.trunk, self.readout)
-        self.recordings = Recordings(context, config, self.encoder, self.tail)
+        shape = self.output_shape(self.encoder)
+        self.recordings = Recordings(context, config, self.encoder, self.tail, shape)
         self.reading_head = self._make_reading_head()
         if config.flip_replays and not context.data.flip:
             raise SettingError(f"flip_replays is set, and {context.data.name} is not to be mirrored; leave it out")
-        if config.budget is not None:
-            self.recordings.check_budget(self.output_shape(self.encoder))
+        self.recordings.check_budget()
 
     def _make_reading_head(self) -> SolvedHead | MLPHead | None:
         """The head that reads all layers of F2; None for a linear head, which belongs to F2."""
@@ -105,7 +116,7 @@ class Kril(Learner):
             return None
         (num_readings,) = self.output_shape(nn.Sequential(self.trunk, self.readout))
         if c.head == "mlp":
-            return MLPHead(num_readings, c.hidden, num_classes).to(self.device)
+            return MLPHead(num_readings, c.head_width, num_classes).to(self.device)
         seed = self.context.seed_for(0, RANDOM_FEATURES_PART)
         return SolvedHead(num_readings, c.random_features, num_classes, seed, c.ridge).to(self.device)
 
@@ -197,7 +208,7 @@ class Kril(Learner):
         head.set_scale(readings)
         head.restart(seed)
         batch_size = max(1, min(HEAD_BATCH, len(labels) // LEAST_BATCHES))
-        batches = ReadingBatches(readings, labels, batch_size, seed, c.hidden, c.dropout)
+        batches = ReadingBatches(readings, labels, batch_size, seed, c.head_width, c.dropout)
         schedule = Schedule(
             epochs=c.head_epochs, lr=c.head_lr, shape="cosine", warm_up=HEAD_WARM_UP, weight_decay=HEAD_DECAY,
             optimizer="adamw",

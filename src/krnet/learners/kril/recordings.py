@@ -27,6 +27,8 @@ from krnet.recording import Recording
 from krnet.train.classifier import Saving
 from krnet.train.config import SCHEDULES, FitConfig
 
+LEAST_BUDGET = 64_000  # by default: few samples of many values need room for what they share
+
 
 class RecorderFit:
     """A Work that records feature maps in a file."""
@@ -67,12 +69,20 @@ class RecorderFit:
 class Recordings:
     """The recordings of all samples of the tasks learned so far."""
 
-    def __init__(self, context: Context, config: KrilConfig, trunk: nn.Module, tail: nn.Module):
-        """tail: F2 without its classifier. It is the live module: a fit uses its current weights."""
-        self.context, self.config, self.trunk, self.tail = context, config, trunk, tail
+    def __init__(self, context: Context, config: KrilConfig, trunk: nn.Module, tail: nn.Module, shape: torch.Size):
+        """tail: F2 without its classifier. It is the live module: a fit uses its current weights.
+
+        shape: of a sample's features
+        """
+        self.context, self.config, self.trunk, self.tail, self.shape = context, config, trunk, tail, shape
         self.recorder = config.chosen_recorder
         self.counts = [len(context.task_ids(task)) for task in range(context.split.num_tasks)]
         """Number of samples of each task."""
+        self.budget: int | None = None
+        """Bytes of all files; None: the recorder's own size."""
+        if config.limited:
+            one_bit_a_value = sum(self.counts) * shape.numel() // 8
+            self.budget = config.budget or max(one_bit_a_value, LEAST_BUDGET)
         self._opened: tuple[Path, Recording] | None = None
 
     @property
@@ -98,7 +108,7 @@ class Recordings:
         features, labels = features[by_class.to(features.device)], labels[by_class]
         options: dict[str, Any] = {"recorder": self.recorder.name, "seed": self.context.seed_for(task, 3)}
         options |= self._image_settings() | dict(c.recorder_settings)
-        if c.budget is not None:
+        if self.budget is not None:
             options["budget"] = self._budget_bytes(task)
             if self.grows and task == 0:
                 options["room"] = sum(self.counts)
@@ -117,7 +127,7 @@ class Recordings:
     def _training_options(self, shape: tuple[int, ...], num_samples: int) -> dict[str, Any]:
         """Options of a recorder that trains a network: its size and its schedule."""
         c = self.config
-        preset = self.recorder.preset_for(shape) if c.budget is None else None
+        preset = self.recorder.preset_for(shape) if self.budget is None else None
         paper_fit = self.recorder.preset_fit(preset) if c.recorder_schedule == "paper" else {}
         iterations = c.recorder_iterations or paper_fit.get("iterations", SCHEDULES[c.recorder_schedule])
         if c.scaled:
@@ -198,8 +208,8 @@ class Recordings:
         gets all the rest from the start: its samples are recorded again from replays in every task, and each time adds
         an error.
         """
-        assert self.config.budget is not None
-        budget, counts = self.config.budget, self.counts
+        assert self.budget is not None
+        budget, counts = self.budget, self.counts
         if self.grows:
             current_bytes = self.files(task - 1)[-1].stat().st_size if task > 0 else 0
             return (
@@ -209,12 +219,13 @@ class Recordings:
             return budget
         return budget * counts[0] // sum(counts) if task == 0 else budget - self.files(0)[0].stat().st_size
 
-    def check_budget(self, shape: torch.Size) -> None:
+    def check_budget(self) -> None:
         """Raise an error before the base task is trained if the budget is below the recorder's smallest size."""
-        assert self.config.budget is not None
-        shares = ((self.counts[0], self._budget_bytes(0)), (sum(self.counts), self.config.budget))
+        if self.budget is None:
+            return
+        shares = ((self.counts[0], self._budget_bytes(0)), (sum(self.counts), self.budget))
         for num_samples, share_bytes in shares:
-            min_bytes = self.recorder.least_bytes(num_samples, shape, self.config.recorder_settings)
+            min_bytes = self.recorder.least_bytes(num_samples, self.shape, self.config.recorder_settings)
             if min_bytes > share_bytes:
                 raise BudgetError(self._over_budget(min_bytes, num_samples, share_bytes))
 
@@ -224,7 +235,7 @@ class Recordings:
         # Shares and sizes are proportional to the samples; 1 % and 5,000 bytes make up for the header of each file.
         enough = 1000 * math.ceil((1.01 * needed * num_all / num_samples + 5000) / 1000)
         return (
-            f"the budget is {self.config.budget} bytes for all {num_all} samples, of which a recording of "
+            f"the budget is {self.budget} bytes for all {num_all} samples, of which a recording of "
             f"{num_samples} of them may take {share}; recorder {recorder} needs {needed} for it. Give a budget of "
             f"about {enough} bytes (--budget {enough}), leave out settings of your own, or take another recorder"
         )

@@ -23,6 +23,8 @@ RESERVED_SETTINGS = {
     "checkpoint_s": "is the run's",
 }
 
+RECORDERS_OF_MAPS = ("paper", "images")
+
 # Of runs that an earlier version made, which had no such settings.
 BEFORE_SOLVED_HEADS = {
     "head": "trained",
@@ -60,26 +62,27 @@ class KrilConfig(LearnerConfig):
         "through_recorder",
         "random_features",
         "ridge",
-        "hidden",
+        "head_width",
         "head_epochs",
         "head_lr",
         "dropout",
         "smoothing",
     }
-    head: str = "trained"
-    """Head: trained (a linear layer, with F2), or one that reads all of F2's layers and learns from the replays of all
-    samples after each task: mlp (a hidden layer, trained) or solved (ridge regression on random features)."""
-    plastic: bool = True
-    """Train F2 in every task; otherwise it stays as the base task left it, which needs head=mlp or solved."""
-    recorded: str = "maps"
-    """What is recorded: maps (F1's feature maps), or vectors (what head=mlp and solved read; needs plastic=False)."""
+    head: str = "mlp"
+    """Head: mlp (a hidden layer) or solved (ridge regression on random features), which read all of F2's layers and
+    learn from the replays of all samples after each task; or trained (a linear layer, with F2)."""
+    plastic: bool | None = None
+    """Train F2 in every task; otherwise it stays as the base task left it. By default only with head=trained."""
+    recorded: str | None = None
+    """What is recorded: vectors (what head=mlp and solved read) or maps (F1's feature maps). By default vectors, if
+    nothing needs maps: training F2, mirrored replays, test maps through the recorder, or a recorder of maps."""
     through_recorder: bool = False
     """Show the classifier test maps as the recorder would replay them, so that they are as smooth as its replays."""
     random_features: int = 8192
     """Random features of the solved head."""
     ridge: float = 1e-3
     """Ridge of the solved head, per sample."""
-    hidden: int = 4096
+    head_width: int = 4096
     """Hidden values of head=mlp."""
     head_epochs: int = 60
     """Epochs of head=mlp, in every task."""
@@ -89,8 +92,9 @@ class KrilConfig(LearnerConfig):
     """Share of the hidden values of head=mlp that each update leaves out."""
     smoothing: float = 0.1
     """Label smoothing of head=mlp."""
-    fixed_layers: int | str = 23
-    """Layers of F1, counted as in the paper: the first convolution is one layer, each basic block two."""
+    fixed_layers: int | str | None = None
+    """Layers of F1, counted as in the paper: the first convolution is one layer, each basic block two. The head reads
+    the last map of F1 and all layers of F2. By default 19, and 23 with recorded=maps."""
     tail_lr: float = 0.05
     """Learning rate of F2 without its classifier, as a fraction of the classifier's learning rate."""
     aux: float = 2.0
@@ -99,13 +103,15 @@ class KrilConfig(LearnerConfig):
     """Divisor of L_aux: batch (all samples of the batch) or replayed (its replayed samples)."""
     new_features: str | None = None
     """Features of the new images: plain, flip (mirrored at random), crop (cropped and mirrored at random in each step)
-    or replayed (recorded first, so as coarse as those of old images). By default flip, under a budget replayed. Data
-    sets that may not be mirrored are not mirrored here either; without `augment`, flip and crop become plain."""
+    or replayed (recorded first, so as coarse as those of old images). By default replayed; flip with head=trained and
+    no budget. Data sets that may not be mirrored are not mirrored here either; without `augment`, flip and crop become
+    plain."""
     flip_replays: bool = False
     """Mirror replayed maps at random."""
     recorder: str | None = None
     """Recorder of the features: paper (the paper's network), krnet (the compact network), raw (the exact features, an
-    upper bound), images (a rival that keeps every image), ... By default paper, under a budget krnet."""
+    upper bound), images (a rival that keeps every image), ... By default pca for vectors and krnet for maps; with
+    head=trained and no budget, paper."""
     recorder_schedule: str = "fast"
     """Training schedule of a recorder with a network (krnet, paper, autoencoder): fast or paper."""
     recorder_iterations: int | None = None
@@ -123,46 +129,47 @@ class KrilConfig(LearnerConfig):
     head_share: float = 0.25
     """Fraction of the recorder's batch that L_kr2 is computed on."""
     budget: int | None = None
-    """Limit of all recordings together after the last task, in bytes or as 6.1MB; each gets a share by its samples."""
+    """Limit of all recordings together after the last task, in bytes or as 6.1MB; each gets a share by its samples. By
+    default one bit a recorded value, at least 64 kB, for recorders that can grow and have no settings of yours; 0: no
+    limit."""
     single: bool = False
     """Use one recorder for all samples instead of one for the base task and one for the rest."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_choice("head", self.head, ("trained", "mlp", "solved"))
+        for name in ("flip_replays", "through_recorder"):
+            check_choice(name, getattr(self, name), (True, False))
+        if self.budget:
+            object.__setattr__(self, "budget", parse_size(self.budget))
+        object.__setattr__(self, "recorder_settings", self._own_settings())
+        self._resolve()
         if not isinstance(self.fixed_layers, str):
             check_int("fixed_layers", self.fixed_layers, 1)
         check_int("batch_size", self.batch_size, 2)  # at least one replayed and one new sample
         if self.ce != "seen":
             raise SettingError(f"ce is {self.ce!r}; expected seen: replays are of old classes, which 'new' leaves out")
         check_choice("aux_divisor", self.aux_divisor, ("batch", "replayed"))
-        if self.new_features is None:  # resolved here, so that the saved settings show the value
-            replayed = self.budget is not None or self.head != "trained"
-            object.__setattr__(self, "new_features", "replayed" if replayed else "flip")
         check_choice("new_features", self.new_features, ("plain", "flip", "crop", "replayed"))
         check_choice("recorder_schedule", self.recorder_schedule, SCHEDULES)
-        check_choice("head", self.head, ("trained", "mlp", "solved"))
         check_choice("recorded", self.recorded, ("maps", "vectors"))
-        for name in ("random_features", "hidden", "head_epochs"):
+        for name in ("random_features", "head_width", "head_epochs"):
             check_int(name, getattr(self, name), 1)
         check_range("head_lr", self.head_lr, 0)
         for name in ("dropout", "smoothing"):
             check_range(name, getattr(self, name), 0, 0.99)
         check_range("ridge", self.ridge, 0)
-        for name in ("flip_replays", "scaled", "warm_start", "kr2", "single", "plastic", "through_recorder"):
+        for name in ("scaled", "warm_start", "kr2", "single", "plastic"):
             check_choice(name, getattr(self, name), (True, False))
         for name in ("tail_lr", "aux"):
             check_range(name, getattr(self, name), 0)
         if self.gamma is not None:
             check_range("gamma", self.gamma, 0)
         check_range("head_share", self.head_share, 0, 1)
+        if self.recorder_iterations is not None:
+            check_int("recorder_iterations", self.recorder_iterations, 1)
         if self.budget is not None:
-            object.__setattr__(self, "budget", parse_size(self.budget))
-        for name in ("recorder_iterations", "budget"):
-            if getattr(self, name) is not None:
-                check_int(name, getattr(self, name), 1)
-        if self.recorder is None:
-            object.__setattr__(self, "recorder", "paper" if self.budget is None else "krnet")
-        object.__setattr__(self, "recorder_settings", self._own_settings())
+            check_int("budget", self.budget, 0)
         self._check_head()
         own = self.recorder_settings
         for name in own:
@@ -171,6 +178,27 @@ class KrilConfig(LearnerConfig):
         check_names(self.chosen_recorder, own)
         # Raise now, not after the base task is trained.
         FitConfig(**{name: value for name, value in own.items() if name in FIT_NAMES})
+
+    def _resolve(self) -> None:
+        """Replace settings that are None by their defaults, which depend on others; so the saved settings show them."""
+        reads = self.head != "trained"
+        self._set_default("plastic", not reads)
+        needs_maps = self.plastic or self.flip_replays or self.through_recorder or self.recorder in RECORDERS_OF_MAPS
+        self._set_default("recorded", "maps" if needs_maps else "vectors")
+        of_maps = "krnet" if reads or self.budget else "paper"
+        self._set_default("recorder", of_maps if self.recorded == "maps" else "pca")
+        self._set_default("fixed_layers", 23 if self.recorded == "maps" else 19)
+        self._set_default("new_features", "replayed" if reads or self.limited else "flip")
+
+    def _set_default(self, name: str, value: Any) -> None:
+        if getattr(self, name) is None:
+            object.__setattr__(self, name, value)
+
+    @property
+    def limited(self) -> bool:
+        """Whether the recordings have a budget, given or by default."""
+        by_default = self.budget is None and self.chosen_recorder.grows and not self.recorder_settings
+        return bool(self.budget) or by_default
 
     def _check_head(self) -> None:
         if not self.plastic and self.head == "trained":
@@ -200,6 +228,7 @@ class KrilConfig(LearnerConfig):
             **BEFORE_SOLVED_HEADS,
             **super().renewed(saved),
             **names,
+            **({} if "head_width" in saved else {"budget": saved.get("budget") or 0}),  # there was no default budget
             "recorder_settings": parse_settings(own_settings) if isinstance(own_settings, str) else own_settings or {},
         }
 
