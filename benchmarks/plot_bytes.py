@@ -54,6 +54,8 @@ SIDES = {
     "left": ((-9, 0), "right", "center"),
     "right": ((9, 0), "left", "center"),
 }
+# What KRIL's settings are by default with head=trained.
+TRAINED_HEAD = {"head": "trained", "plastic": True, "recorded": "maps", "fixed_layers": 23}
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,12 +139,14 @@ def as_today(row: dict[str, Any]) -> dict[str, Any]:
     method, settings = row["metrics"]["method"], dict(row["settings"])
     config_class = base.get_learner(method).config_class
     if method == "kril":
-        by_default = config_class(budget=settings.get("budget"))
+        by_default = config_class(head=settings.get("head", "trained"), budget=settings.get("budget"))
         if settings.get("new_features") == by_default.new_features:
             settings["new_features"] = None
         # The row of a failed point holds only the settings that were given.
         settings = {"recorder": by_default.recorder, "recorder_settings": {}, **settings}
     settings = config_class.renewed(settings)
+    if settings.get("budget") == 0:  # no limit
+        settings["budget"] = None
     if settings.get("gamma") == 1e-3 and settings.get("recorder_schedule") == "fast":
         settings["gamma"] = None
     return row | {"settings": settings}
@@ -151,9 +155,8 @@ def as_today(row: dict[str, Any]) -> dict[str, Any]:
 def title(row: Mapping[str, Any]) -> str:
     """Return the method, with the preset that its settings contain: GFR own."""
     method, settings = row["metrics"]["method"], row["settings"]
-    presets = [
-        k for k, v in base.get_learner(method).presets.items() if v and as_json_values(v).items() <= settings.items()
-    ]
+    named = {k: {n: x for n, x in v.items() if n != "base"} for k, v in base.get_learner(method).presets.items()}
+    presets = [k for k, v in named.items() if v and as_json_values(v).items() <= settings.items()]
     return " ".join([TITLES.get(method, method.upper()), *presets])
 
 
@@ -173,7 +176,11 @@ def defaults(row: Mapping[str, Any]) -> dict[str, Any]:
     own = {
         f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(learner.config_class)
     }
-    preset = title(row).split(" ")[-1]
+    preset, settings = title(row).split(" ")[-1], row["settings"]
+    if settings.get("base") == "paper":
+        own["base"] = "paper"
+    if settings.get("head") == "trained":
+        own |= TRAINED_HEAD
     return as_json_values(own | dict(learner.presets.get(preset, {})))
 
 

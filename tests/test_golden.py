@@ -23,6 +23,7 @@ GOLDEN = Path(__file__).parent / "golden"
 MANIFEST: dict[str, Any] = json.loads((GOLDEN / "manifest.json").read_text())
 every_recording = pytest.mark.parametrize("name", MANIFEST["recordings"])
 every_run = pytest.mark.parametrize("name", MANIFEST["runs"])
+THEN = {"base": "paper", "head": "trained"}  # defaults of the version that made the runs
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,8 @@ def trunk_of(name: str) -> nn.Module | None:
 def resumed(name: str, folder: Path) -> dict[str, Any]:
     run = MANIFEST["runs"][name]
     data = small.digits(*run["per_class"])
-    return krnet.learn("kril", data, small.tasks(), out=folder, settings=run["settings"], device="cpu", resume=True)
+    settings = THEN | run["settings"]
+    return krnet.learn("kril", data, small.tasks(), out=folder, settings=settings, device="cpu", resume=True)
 
 
 # ------------------------------------------------------------------ recordings

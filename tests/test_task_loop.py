@@ -32,9 +32,10 @@ from krnet.learners import base
 from krnet.progress import Progress
 from learning_tools import assert_same_run, settings_for, small_digits, small_tasks
 
-QUICK: dict[str, Any] = {"backbone": "resnet8", "base_epochs": 1, "epochs": 1, "batch_size": 16}
-KRIL = {**QUICK, "recorder_iterations": 12, "fixed_layers": 3, "recorder_settings": "d0=16,c0=8,c1=8"}
-GROWING = {**QUICK, "recorder_iterations": 12, "fixed_layers": 3, "budget": 60_000, "recorder_settings": "components=8"}
+QUICK: dict[str, Any] = {"base": "paper", "backbone": "resnet8", "base_epochs": 1, "epochs": 1, "batch_size": 16}
+TRAINED = {**QUICK, "head": "trained", "recorder_iterations": 12, "fixed_layers": 3}
+KRIL = {**TRAINED, "recorder_settings": "d0=16,c0=8,c1=8"}
+GROWING = {**TRAINED, "budget": 60_000, "recorder_settings": "components=8"}
 LONG = 1000.0  # seconds that no run here takes
 
 
@@ -520,7 +521,7 @@ def test_a_preset_is_taken_through_python_and_settings_go_over_it(digits: data.D
     found = learn("gfr", digits, tmp_path / "gfr", preset="own", settings=quick)["settings"]
     own = base.get_learner("gfr").presets["own"]
     assert found["base_lr"] == own["base_lr"] and found["optimizer"] == "adam" and found["backbone"] == "resnet8"
-    with pytest.raises(SettingError, match="preset is 'own'; these methods have none"):
+    with pytest.raises(SettingError, match="preset is 'own'; these methods have paper"):
         learn("finetune", digits, tmp_path / "finetune", preset="own")
 
 

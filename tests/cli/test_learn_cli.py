@@ -31,7 +31,7 @@ from krnet.train.classifier import Descent
 from learning_tools import assert_same_run, ctrl_c_at
 
 QUICK = ["--data", "digits", "--sizes", "4,3,3", "--device", "cpu", "--set", "batch_size=32"]
-QUICK_KRIL = ["--set", "recorder_iterations=12", "--set", "recorder_settings=d0=16,c0=8,c1=8"]
+QUICK_KRIL = ["--preset", "paper", "--set", "recorder_iterations=12", "--set", "recorder_settings=d0=16,c0=8,c1=8"]
 pytestmark = pytest.mark.usefixtures("few_digits")
 
 
@@ -249,6 +249,7 @@ def test_without_out_the_folder_is_named_after_the_run(tmp_path: Path, monkeypat
 def test_switches_and_settings_end_in_the_settings_of_the_run(tmp_path: Path) -> None:
     found = learn(
         "kril", "--no-aux", "--no-kr2", "--single", "--fixed-layers", 3, "--recorder", "raw", "--epochs", 1,
+        "--set", "head=trained",
         "--set", "tail_lr=0.5", "--set", "drops=0.4,0.8", "--set", "new_features=plain", out=tmp_path / "run",
     )  # fmt: skip
     expected = {
@@ -305,7 +306,7 @@ def test_tensorboard_logs_hold_the_loss_and_the_accuracy(tmp_path: Path) -> None
     kept = loader.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     kept.Reload()
     tags = kept.Tags()["scalars"]
-    assert "loss/finetune, base task: classifier" in tags and "loss/finetune, task 2 of 2: classifier" in tags
+    assert "loss/finetune, base task: classifier (strong)" in tags and "loss/finetune, task 2 of 2: classifier" in tags
     logged = [event.value for event in kept.Scalars("accuracy/finetune")]
     assert logged == pytest.approx(found["accuracy"])
 
@@ -380,7 +381,7 @@ REFUSED = {
     "a word for a number": ("finetune --epochs 1 --set drops=early", "drops is 'early'"),
     "no epochs": ("finetune --epochs 0", "epochs is 0; expected at least 1"),
     "an unknown recorder": ("kril --recorder tape", "unknown recorder 'tape'; did you mean 'paper'?"),
-    "a setting the recorder has not": ("kril --set recorder_settings=d00=8", "did you mean 'd0'?"),
+    "a setting the recorder has not": ("kril --preset paper --set recorder_settings=d00=8", "did you mean 'd0'?"),
     "a recorder's setting without value": (
         "kril --set recorder_settings=d0",
         "'d0' is not a setting; expected name=value",
@@ -390,7 +391,7 @@ REFUSED = {
     "an order of other classes": ("finetune --order 3,1,2", "the class order lists 3 classes"),
     "an unknown device": ("finetune --device abacus", "device 'abacus' is not known"),
     "a seed below 0": ("finetune --seed -1", "seed is -1"),
-    "a preset that no method has": ("finetune --preset own", "preset is 'own'; these methods have none"),
+    "a preset that no method has": ("finetune --preset own", "preset is 'own'; these methods have paper"),
     "joint training on new logits": ("joint --set ce=new", "ce is 'new'; expected seen"),
     "frozen statistics of a new network": ("joint --set bn=frozen", "a new network has no statistics"),
     "an image size for digits": ("finetune --image-size 32", "(--image-size, --subset) are for folders of images"),

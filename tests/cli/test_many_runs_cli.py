@@ -19,7 +19,20 @@ from krnet.many_runs import learn_many, run_folder
 from krnet.train.classifier import Descent
 from learning_tools import assert_same_run, ctrl_c_at
 
-QUICK = ["--data", "digits", "--sizes", "6,4", "--device", "cpu", "--epochs", "1", "--set", "batch_size=64"]
+QUICK = [
+    "--data",
+    "digits",
+    "--sizes",
+    "6,4",
+    "--device",
+    "cpu",
+    "--epochs",
+    "1",
+    "--base",
+    "paper",
+    "--set",
+    "batch_size=64",
+]
 pytestmark = pytest.mark.usefixtures("few_digits")
 
 

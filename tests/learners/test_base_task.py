@@ -113,7 +113,9 @@ def test_joint_trains_every_task_by_the_recipe(images, tmp_path, from_file):
     (work,) = learner.learn(1)
     assert not torch.equal(learner.model.head.linears[0].weight, start[0])  # a new network
     assert work.shared is None and work.schedule.shape == "cosine"
-    assert replace(work.schedule, epochs=5, lr=0.05) == base_work.schedule
+    more = work.batches.batch_size / base_work.batches.batch_size  # the step grows with the batch
+    assert replace(work.schedule, epochs=5, lr=more * 0.0125) == replace(base_work.schedule, lr=more * 0.0125)
+    assert base_work.schedule.lr == pytest.approx(0.05 * base_work.batches.batch_size / 256)
     assert work.batches.draws.trivial and work.batches.transform is turn
     assert work.batches.num_samples == 6 * 16 and work.modules.head.num_classes == 4 * 6
     assert torch.equal(work.modules.head.weight[::4], learner.model.head.weight)
@@ -203,7 +205,7 @@ def test_settings_of_the_recipe_are_defaults_which_the_caller_overrides(images):
     strong = settings_of(["finetune"], {"base": "strong"}, big)["finetune"]
     assert (strong["base_epochs"], strong["base_lr"]) == (300, 0.5)
     assert settings_of(["finetune"], {"base": "strong", "base_epochs": 7}, big)["finetune"]["base_epochs"] == 7
-    assert settings_of(["finetune"], {}, big)["finetune"] | {"base": "strong"} == strong  # the default
+    assert settings_of(["finetune"], {}, big)["finetune"] == strong  # the default
     paper = settings_of(["finetune", "joint"], {}, big, "paper")
     assert paper["finetune"] == {"base": "paper"}
     assert not strong.keys() & {"epochs", "lr"} and strong["last_relu"] is True

@@ -248,6 +248,12 @@ class Learner(ABC):
 
     # ------------------------------------------------------------------ learning
 
+    @classmethod
+    def default_base(cls) -> str:
+        """The base task if the caller names none: paper for learners whose base task a recipe would not train."""
+        own_training = cls.transform is not Learner.transform or cls.outputs_per_class != 1
+        return base_task.PAPER if own_training else cls.config_class.base
+
     @abstractmethod
     def learn(self, task: int) -> Iterator[Work]:
         """Learn one task from its own images and from what was kept of earlier tasks. Yields the work to run."""

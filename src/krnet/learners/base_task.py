@@ -60,11 +60,15 @@ class BaseRecipe:
     """Learn each image also turned by 90, 180 or 270 degrees; a class turned by an angle is a class of its own."""
 
     def for_data(self, data: DataSet) -> BaseRecipe:
-        """Images that may not be mirrored (digits) may not be turned either: their meaning depends on it."""
-        if data.flip:
-            return self
-        values = asdict(self) | {"trivial": False, "rotations": False}
-        return BaseRecipe(**values)
+        """The recipe without what the images do not allow.
+
+        Images that may not be mirrored (digits) may not be turned or changed either: their meaning depends on it.
+        Images that are not square do not fit into a batch with turned ones.
+        """
+        height, width = data.input_shape[1:]
+        return replace(
+            self, trivial=self.trivial and data.flip, rotations=self.rotations and data.flip and height == width
+        )
 
 
 RECIPES = {STRONG: BaseRecipe(epochs=300, lr=0.5, batch_size=256, warm_up=1 / 30)}
@@ -151,7 +155,8 @@ def recipe_work(learner: Learner, recipe: BaseRecipe, task: int = 0) -> Descent:
     )
     schedule = Schedule(
         epochs=config.epochs if task else config.base_epochs,
-        lr=config.lr if task else config.base_lr,
+        # Of fewer images than a batch should have, each step is smaller, too.
+        lr=(config.lr if task else config.base_lr) * batches.batch_size / recipe.batch_size,
         shape="cosine",
         warm_up=recipe.warm_up,
         momentum=recipe.momentum,

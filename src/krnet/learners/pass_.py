@@ -179,6 +179,10 @@ class Pass(Learner):
         if self.config.prototype_weight:
             self.keep_prototypes()
 
+    @classmethod
+    def default_base(cls) -> str:
+        return cls.config_class.base  # a recipe with rotations trains what PASS's own base task trains
+
     def transform(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         return (images, labels) if self.outputs_per_class == 1 else turn_all(images, labels)
 

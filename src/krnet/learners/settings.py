@@ -57,6 +57,6 @@ def settings_of(
     for m in methods:
         learner = base.get_learner(m)
         chosen = {**defaults_for(data, m), **presets[m].get(preset or "", {})}
-        base_name = given.get("base", chosen.get("base", learner.config_class.base))
-        merged[m] = {**base_settings(str(base_name), learner), **chosen, **given}
+        base_name = str(given.get("base", chosen.get("base", learner.default_base())))
+        merged[m] = {"base": base_name, **base_settings(base_name, learner), **chosen, **given}
     return {m: {k: v for k, v in merged[m].items() if k in known[m]} for m in methods}

@@ -33,6 +33,11 @@ BEFORE_SOLVED_HEADS = {
     "through_recorder": False,
     "random_features": 8192,
     "ridge": 1e-3,
+    "head_width": 4096,
+    "head_epochs": 60,
+    "head_lr": 1e-3,
+    "dropout": 0.5,
+    "smoothing": 0.1,
 }
 
 
@@ -224,11 +229,14 @@ class KrilConfig(LearnerConfig):
     def renewed(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
         own_settings = saved.get("recorder_settings")
         names = {"recorder": recorder_name(str(saved.get("recorder")), saved)}
+        # There was no default budget.
+        had_none = "head_width" not in saved and not saved.get("budget") and get_recorder(names["recorder"]).grows
+        unlimited = {"budget": 0} if had_none else {}
         return {
             **BEFORE_SOLVED_HEADS,
             **super().renewed(saved),
             **names,
-            **({} if "head_width" in saved else {"budget": saved.get("budget") or 0}),  # there was no default budget
+            **unlimited,
             "recorder_settings": parse_settings(own_settings) if isinstance(own_settings, str) else own_settings or {},
         }
 
