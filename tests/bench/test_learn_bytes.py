@@ -82,7 +82,8 @@ def test_a_budget_for_all_is_given_as_budgets(call, capsys):
 
 
 def test_points_stay_below_their_budget_and_a_failing_one_leaves_its_error(call, tmp_path, capsys):
-    rows = call("--methods", "kril:quantized:head_width=64,kril:nonsense,kril:raw,lucir,icarl,finetune", "--budgets", "15kB")
+    methods = "kril:quantized:head_width=64,kril:nonsense,kril:raw,lucir,icarl,finetune"
+    rows = call("--methods", methods, "--budgets", "15kB")
     found = {row["metrics"]["method"] + ":" + row["settings"].get("recorder", ""): row for row in rows}
     assert len(rows) == 6 and {row["recipe"] for row in rows} == {"learn-bytes"}
     for name in ("kril:quantized", "lucir:", "icarl:"):

@@ -20,7 +20,8 @@ def defaults_for(data: DataSet, method: str) -> dict[str, Any]:
     """Defaults for the image size of this data set; the learners' own defaults are meant for CIFAR's 32 pixels."""
     size = max(data.image_shape[1:])
     if size <= 16:
-        return {"backbone": "resnet8", "fixed_layers": 5, "base_epochs": 20, "epochs": 20, "batch_size": 64}
+        small = {"backbone": "resnet8", "fixed_layers": 5, "head_width": 512}
+        return {**small, "base_epochs": 20, "epochs": 20, "batch_size": 64}
     if size <= 32:
         return {}
     common = {"backbone": "resnet18-small", "fixed_layers": 13, "base_epochs": 100, "epochs": 100}
