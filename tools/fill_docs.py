@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
@@ -208,17 +209,63 @@ def learn_table() -> str:
     return table(head, lines)
 
 
+ACCURACY_COMMIT = "eba60c9"
+ACCURACY_ROWS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("**KRIL**, `--budget 6.1MB`", {"method": "kril", "budget": 6_100_000}),
+    ("**KRIL**, `--budget 3.1MB`", {"method": "kril", "budget": 3_100_000}),
+    ("**KRIL**, `--budget 1.6MB`", {"method": "kril", "budget": 1_600_000}),
+    ("DS-AL", {"method": "dsal", "reads": "features"}),
+    ("ACIL", {"method": "acil", "reads": "features"}),
+    ("FeCAM", {"method": "fecam", "reads": "features"}),
+    ("FeTrIL", {"method": "fetril", "reads": "features"}),
+    ("nearest class mean", {"method": "ncm", "reads": "features"}),
+)
+SEEDS = (0, 1, 2)
+
+
+def accuracy_runs(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The metrics of all seeds."""
+    rows = ledger()
+    seeded = [[row for row in rows if row["seed"] == seed] for seed in SEEDS]
+    return [find(own, "accuracy", ACCURACY_COMMIT, **settings)["metrics"] for own in seeded]
+
+
+def spread(shares: Sequence[float]) -> str:
+    """Mean and standard deviation (n - 1) in percent."""
+    return f"{percent(round(statistics.mean(shares), 6))} ± {percent(round(statistics.stdev(shares), 6))}"
+
+
+def accuracy_table() -> str:
+    lines = []
+    for title, settings in ACCURACY_ROWS:
+        runs = accuracy_runs(settings)
+        kept = max(run["storage_bytes"]["total"] for run in runs)
+        shares = [spread([run[key] for run in runs]) for key in ("last", "average", "average_without_base")]
+        sizes = [f"{kept / 1e3:.0f} kB" if kept < 1e6 else megabytes(kept), megabytes(runs[0]["network_bytes"])]
+        lines.append([title, *shares, *sizes])
+    return table(["method", "last", "average", "without the base task", "kept between tasks", "network"], lines)
+
+
+README_ACCURACY = {
+    "**KRIL**": {"method": "kril", "budget": 6_100_000},
+    "**KRIL**, fewer bytes": {"method": "kril", "budget": 1_600_000},
+    "DS-AL, the best rival on the same network": {"method": "dsal", "reads": "features"},
+}
 README_ROWS = {
-    "**KRIL with krnet**": "**KRIL within 6.1 MB** (`--budget 6.1MB`)",
-    "KRIL with the paper's networks": "**KRIL**, two KRNets of the paper's size",
-    "GFR, the best rival that keeps no images": "GFR, on the same ResNet-32",
-    "LUCIR, the best that keeps some images": "LUCIR, 20 exemplars a class",
-    "all images kept": "all images (`joint --set only_last=true`)",
+    "KRIL as published (`--preset paper`)": "**KRIL**, two KRNets of the paper's size",
+    "GFR, which keeps a generator": "GFR, on the same ResNet-32",
+    "LUCIR, which keeps some images": "LUCIR, 20 exemplars a class",
+    "all images kept, without the better base task": "all images (`joint --set only_last=true`)",
 }
 
 
 def readme_table() -> str:
     lines = []
+    for name, settings in README_ACCURACY.items():
+        runs = accuracy_runs(settings)
+        last, average = (percent(round(statistics.mean(run[key] for run in runs), 6)) for key in ("last", "average"))
+        shown = f"**{last}**" if name.startswith("**") else last
+        lines.append([name, megabytes(max(run["storage_bytes"]["total"] for run in runs)), shown, average])
     for name, title in README_ROWS.items():
         row = learn_row(title)
         metrics = row["metrics"]
@@ -344,6 +391,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "learner-settings": learner_settings,
     "rate-table": rate_table,
     "learn-table": learn_table,
+    "accuracy-table": accuracy_table,
     "readme-table": readme_table,
     "curves-table": curves_table,
     "bytes-table": bytes_table,

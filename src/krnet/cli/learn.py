@@ -122,10 +122,10 @@ def learn(
         str | None,
         typer.Option(
             "--base",
-            metavar="paper|strong|FILE",
-            help="Base task: paper (each method's own), strong (one recipe for all methods, whose network tells new "
-            "classes apart better), or a trained one, base-*.krn in the folder of --shared.",
-            show_default="paper",
+            metavar="strong|paper|FILE",
+            help="Base task: strong (one recipe for all methods, whose network tells new classes apart better), paper "
+            "(each method's own), or a trained one, base-*.krn in the folder of --shared.",
+            show_default="strong",
         ),
     ] = None,
     epochs: Annotated[
@@ -139,7 +139,7 @@ def learn(
         typer.Option(
             help="kril: way to store the features, as for `krnet record`; raw stores the features themselves, images "
             "the images.",
-            show_default="paper; with --budget krnet",
+            show_default="pca; for feature maps krnet",
         ),
     ] = None,
     budget: Annotated[
@@ -148,21 +148,29 @@ def learn(
             parser=option(parse_size),
             metavar="SIZE",
             help="Largest size of all recordings of kril, or of all exemplars of icarl and lucir (MB = 10^6 bytes).",
-            show_default="none",
+            show_default="kril: one bit a recorded value; others: none",
         ),
     ] = None,
     fixed_layers: Annotated[
-        int | None, typer.Option(help="kril: number of layers that are frozen after the base task.", show_default="23")
+        int | None,
+        typer.Option(
+            help="kril: number of layers of F1, which the head does not read and which no task trains.",
+            show_default="19; for feature maps 23",
+        ),
     ] = None,
     no_aux: Annotated[
         bool,
         typer.Option(
             "--no-aux",
-            help="kril: leave out L_aux, the loss that keeps features of replayed samples as in the last task.",
+            help="kril, if F2 is trained: leave out L_aux, which keeps features of replayed samples as in the last "
+            "task.",
         ),
     ] = False,
     no_kr2: Annotated[
-        bool, typer.Option("--no-kr2", help="kril: leave out L_kr2, the error of replays as the classifier sees it.")
+        bool,
+        typer.Option(
+            "--no-kr2", help="kril, if maps are recorded: leave out L_kr2, the error of replays as F2 sees it."
+        ),
     ] = False,
     single: Annotated[
         bool,
@@ -172,7 +180,10 @@ def learn(
     ] = False,
     preset: Annotated[
         str | None,
-        typer.Option(help="Named group of settings to start from: paper (kril), own (gfr, pass).", show_default="none"),
+        typer.Option(
+            help="Named group of settings to start from: paper (as published), own (gfr, pass: on their own network).",
+            show_default="none: the best that is known",
+        ),
     ] = None,
     shared: Annotated[
         Path | None,
