@@ -31,7 +31,7 @@ KINDS = (
 TITLES = {"kril": "KRIL", "lucir": "LUCIR", "icarl": "iCaRL", "finetune": "fine-tuning", "joint": "all images"}
 # Settings that follow from the data, and epochs, which the caption names: a series is named by them only where its
 # method has rows with different values.
-DATA_SETTINGS = frozenset({"backbone", "fixed_layers", "batch_size", "base_epochs", "epochs"})
+DATA_SETTINGS = frozenset({"head_width", "backbone", "fixed_layers", "batch_size", "base_epochs", "epochs"})
 SHOWN_ELSEWHERE = frozenset({"recorder", "budget", "tasks", "data", "method"})  # in the series' name, axis or heading
 IRRELEVANT_TO_LAST = frozenset({"only_last"})  # joint learns the last task from scratch, whatever came before
 SAME_SIZE = 0.05  # rows whose bytes differ by a smaller share are one point of a line
@@ -54,8 +54,7 @@ SIDES = {
     "left": ((-9, 0), "right", "center"),
     "right": ((9, 0), "left", "center"),
 }
-# What KRIL's settings are by default with head=trained.
-TRAINED_HEAD = {"head": "trained", "plastic": True, "recorded": "maps", "fixed_layers": 23}
+RESOLVED = ("new_features", "plastic", "recorded", "fixed_layers")  # settings of KRIL that follow from others
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,11 +139,11 @@ def as_today(row: dict[str, Any]) -> dict[str, Any]:
     config_class = base.get_learner(method).config_class
     if method == "kril":
         by_default = config_class(head=settings.get("head", "trained"), budget=settings.get("budget"))
-        if settings.get("new_features") == by_default.new_features:
-            settings["new_features"] = None
         # The row of a failed point holds only the settings that were given.
         settings = {"recorder": by_default.recorder, "recorder_settings": {}, **settings}
     settings = config_class.renewed(settings)
+    if method == "kril":
+        settings |= {name: None for name in RESOLVED if settings.get(name) == getattr(by_default, name)}
     if settings.get("budget") == 0:  # no limit
         settings["budget"] = None
     if settings.get("gamma") == 1e-3 and settings.get("recorder_schedule") == "fast":
@@ -180,7 +179,7 @@ def defaults(row: Mapping[str, Any]) -> dict[str, Any]:
     if settings.get("base") == "paper":
         own["base"] = "paper"
     if settings.get("head") == "trained":
-        own |= TRAINED_HEAD
+        own["head"] = "trained"
     return as_json_values(own | dict(learner.presets.get(preset, {})))
 
 

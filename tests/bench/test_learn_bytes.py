@@ -82,8 +82,7 @@ def test_a_budget_for_all_is_given_as_budgets(call, capsys):
 
 
 def test_points_stay_below_their_budget_and_a_failing_one_leaves_its_error(call, tmp_path, capsys):
-    methods = "kril:quantized:head_width=64,kril:nonsense,kril:raw,lucir,icarl,finetune"
-    rows = call("--methods", methods, "--budgets", "15kB")
+    rows = call("--methods", "kril:quantized,kril:nonsense,kril:raw,lucir,icarl,finetune", "--budgets", "15kB")
     found = {row["metrics"]["method"] + ":" + row["settings"].get("recorder", ""): row for row in rows}
     assert len(rows) == 6 and {row["recipe"] for row in rows} == {"learn-bytes"}
     for name in ("kril:quantized", "lucir:", "icarl:"):
@@ -104,7 +103,7 @@ def test_points_stay_below_their_budget_and_a_failing_one_leaves_its_error(call,
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(learning, "_run_task", lambda *a: pytest.fail("learned again"))
-        again = call("--methods", "kril:quantized:head_width=64,kril:nonsense,lucir", "--budgets", "15kB")
+        again = call("--methods", "kril:quantized,kril:nonsense,lucir", "--budgets", "15kB")
     assert [row["metrics"]["method"] for row in again[5:]] == ["kril", "lucir"]
     assert again[5]["outcome"] == found["kril:nonsense"]["outcome"]
     assert again[6]["metrics"] == found["lucir:"]["metrics"] and again[6]["settings"] == found["lucir:"]["settings"]

@@ -24,6 +24,7 @@ RESERVED_SETTINGS = {
 }
 
 RECORDERS_OF_MAPS = ("paper", "images")
+OF_MLP = ("head_width", "head_epochs", "head_lr", "dropout", "smoothing")
 
 # Of runs that an earlier version made, which had no such settings.
 BEFORE_SOLVED_HEADS = {
@@ -186,6 +187,9 @@ class KrilConfig(LearnerConfig):
 
     def _resolve(self) -> None:
         """Replace settings that are None by their defaults, which depend on others; so the saved settings show them."""
+        if self.head != "mlp":
+            for name in OF_MLP:  # so that runs without this head do not differ in its settings
+                object.__setattr__(self, name, getattr(type(self), name))
         reads = self.head != "trained"
         self._set_default("plastic", not reads)
         needs_maps = self.plastic or self.flip_replays or self.through_recorder or self.recorder in RECORDERS_OF_MAPS
