@@ -142,7 +142,7 @@ def test_the_sample_of_learn_with_several_seeds_has_the_lines_that_the_command_p
 
 
 def test_the_files_of_a_run_are_explained(tmp_path):
-    settings = {"base_epochs": 1, "epochs": 1, "recorder": "pca", "budget": 100_000}
+    settings = {"base_epochs": 1, "epochs": 1, "head_epochs": 2, "budget": 100_000}
     digits = krnet.data.load("digits")
     few = digits.train.labels.argsort(stable=True)[::20]
     train, test = (digits.train.images[few], digits.train.labels[few]), (digits.test.images, digits.test.labels)

@@ -262,7 +262,8 @@ def test_switches_and_settings_end_in_the_settings_of_the_run(tmp_path: Path) ->
 
 
 def test_without_switches_the_settings_are_the_methods_own_and_those_of_the_images(tmp_path: Path) -> None:
-    found = learn("kril", "--recorder", "raw", "--epochs", 1, out=tmp_path / "run")["settings"]
+    quick = ("--epochs", 1, "--set", "head_epochs=2")
+    found = learn("kril", "--recorder", "raw", *quick, out=tmp_path / "run")["settings"]
     assert (found["kr2"], found["single"], found["fixed_layers"], found["aux"]) == (True, False, 5, 2.0)
 
 

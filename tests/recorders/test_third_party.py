@@ -121,6 +121,7 @@ def test_a_recorder_from_outside_is_in_bench_rate_and_in_kril(means, tmp_path):
     assert [point["recorder"] for point in found["points"]] == ["means", "raw"] and not found["errors"]
     assert found["points"][0]["bytes"] < 10_000 and found["points"][0]["r2"] > 0.2
     settings = {"backbone": "resnet8", "fixed_layers": 3, "base_epochs": 2, "epochs": 2, "recorder": "means"}
+    settings["head_epochs"] = 2
     run = krnet.learn("kril", small_digits(), small_tasks(), out=tmp_path / "run", settings=settings, device="cpu")
     assert len(run["accuracy"]) == 3 and run["settings"]["recorder"] == "means"
 
@@ -216,6 +217,7 @@ def test_a_backbone_is_given_as_a_function_or_by_a_registered_name(monkeypatch, 
     monkeypatch.setitem(backbones.BACKBONES, "plain", make_plain)
     for name, backbone in (("function", make_plain), ("name", "plain")):
         settings = {**SMALL, "backbone": backbone, "base_epochs": 2, "fixed_layers": "first", "recorder": "raw"}
+        settings["head_epochs"] = 2
         run = krnet.learn("kril", small_digits(), small_tasks(), out=tmp_path / name, settings=settings, device="cpu")
         assert len(run["accuracy"]) == 3
         assert run["settings"]["backbone"] == ("plain" if name == "name" else "test_third_party.make_plain")
