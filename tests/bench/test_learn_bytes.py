@@ -81,6 +81,7 @@ def test_a_budget_for_all_is_given_as_budgets(call, capsys):
     assert "--budgets" in capsys.readouterr().err and not ledger.read()
 
 
+@pytest.mark.slow
 def test_points_stay_below_their_budget_and_a_failing_one_leaves_its_error(call, tmp_path, capsys):
     rows = call("--methods", "kril:quantized,kril:nonsense,kril:raw,lucir,icarl,finetune", "--budgets", "15kB")
     found = {row["metrics"]["method"] + ":" + row["settings"].get("recorder", ""): row for row in rows}

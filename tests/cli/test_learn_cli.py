@@ -281,6 +281,7 @@ def test_tasks_may_be_given_by_number_or_by_sizes(tmp_path: Path) -> None:
     assert [len(row) for row in sizes["accuracy_matrix"]] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 def test_the_whole_digits_in_a_process_of_its_own(tmp_path: Path) -> None:
     """As a script would call it: data on stdout, progress on stderr."""
     command = ["learn", "finetune", "--data", "digits", "--sizes", "9,1", "--epochs", "1", "--set", "batch_size=256"]

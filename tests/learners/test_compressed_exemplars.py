@@ -142,6 +142,7 @@ def learn(photos, folder, **options):
     return learning.learn("icarl", photos, tasks(), out=folder, settings=settings, device="cpu", **options)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_to_the_same_result(photos, tmp_path):
     whole = learn(photos, tmp_path / "whole")
     seen = []

@@ -189,6 +189,7 @@ def test_with_lambda_zero_a_run_is_fine_tuning_bit_for_bit(digits):
     assert not all(torch.equal(held[name], value) for name, value in free.items())
 
 
+@pytest.mark.slow
 def test_with_the_penalty_the_base_task_is_remembered_and_without_it_forgotten(digits):
     longer = {"base_epochs": 10, "epochs": 40, "clip": 0.0}
     held = after_tasks(ewc.Ewc, digits, 3, strength=1e4, **longer)

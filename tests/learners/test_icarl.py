@@ -109,6 +109,7 @@ def old_accuracy(run, row):
     return (32 * base_task + 16 * middle) / 48
 
 
+@pytest.mark.slow
 def test_without_its_ideas_old_classes_are_forgotten(digits, tmp_path):
     """Distillation is what holds the old logits, and the nearest mean is what is not swayed by many new images."""
     runs = {}

@@ -47,7 +47,10 @@ CASES["kril, paper"] = "kril", {**RECORDER, "base": "paper"}
 CASES["kril, maps"] = "kril", {**HEAD, "recorder_iterations": 12, "budget": 60_000, "plastic": True}
 CASES["kril, images"] = "kril", {**HEAD, "recorder": "images"}
 CASES["icarl, budget"] = "icarl", {"budget": 2_000}
-every_case = pytest.mark.parametrize("case", CASES)
+LONG = ("kril, maps", "kril, images")
+every_case = pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] if case in LONG else []) for case in CASES]
+)
 TASKS = protocol.split([3, 1, 0, 2, 4, 5], num_classes=6, sizes=[2, 2, 2])
 LAST = TASKS.num_tasks - 1
 

@@ -124,6 +124,7 @@ def old_accuracy(run):
     return (32 * base_task + 16 * middle) / 48
 
 
+@pytest.mark.slow
 def test_without_its_ideas_old_classes_are_forgotten(digits, tmp_path):
     off = {"less_forget": 0.0, "margin": 0.0, "imprint": False, "freeze_old": False}
     found = []

@@ -110,6 +110,7 @@ def first_images(learner: Learner, ids: Tensor) -> tuple[Tensor, Tensor]:
     return learner.context.train.take(ids), learner.context.train_labels[ids]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parent", [FineTune, Replay])
 def test_the_task_loop_scores_such_a_learner_by_its_classes(digits, tmp_path, monkeypatch, parent):
     monkeypatch.setitem(base._REGISTRY, "turning", turning(parent))

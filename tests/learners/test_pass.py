@@ -210,6 +210,7 @@ def test_a_learner_with_other_outputs_takes_the_upright_rows(turning, tmp_path):
     assert torch.equal(turned.model.head.weight[::4], plain.weight) and not turned.model.head.weight[1::4].any()
 
 
+@pytest.mark.slow
 def test_a_run_from_a_file_with_rotations_is_loaded_and_answers_by_class(turning, tmp_path):
     strong = learn(turning, tmp_path / "strong", base="strong", base_epochs=60, base_lr=0.1, epochs=2)
     (file,) = (tmp_path / "shared").iterdir()
