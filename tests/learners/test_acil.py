@@ -10,21 +10,11 @@ from krnet import task_loop as learning
 from krnet.errors import SettingError
 from krnet.learners import base
 from krnet.learners.acil import Acil
-from learning_tools import SMALL, small_digits, small_tasks
+from learning_tools import SMALL, small_tasks
 
 WIDTH = 128
 OWN = {**SMALL, "random_features": WIDTH, "fixed_layers": 3}
 READS = [{}, {"standardise": True}, {"reads": "layers"}, {"reads": "layers", "standardise": True}]
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return small_digits()
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    return tmp_path_factory.mktemp("shared")
 
 
 def learn(digits, folder, shared, watch=None, resume=False, method="acil", **settings):

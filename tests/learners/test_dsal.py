@@ -11,20 +11,10 @@ from krnet import task_loop as learning
 from krnet.errors import SettingError
 from krnet.learners import base
 from krnet.learners.dsal import Dsal
-from learning_tools import SMALL, small_digits, small_tasks
+from learning_tools import SMALL, small_tasks
 
 WIDTH = 128
 OWN = {**SMALL, "random_features": WIDTH, "fixed_layers": 3}
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return small_digits()
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    return tmp_path_factory.mktemp("shared")
 
 
 def learn(digits, folder, shared, watch=None, resume=False, method="dsal", **settings):

@@ -11,21 +11,11 @@ from krnet.errors import SettingError
 from krnet.io import archive
 from krnet.learners import base
 from krnet.learners.frozen import FrozenLearner
-from learning_tools import settings_for, small_digits, small_tasks
+from learning_tools import settings_for, small_tasks
 
 METHODS = [name for name in base.learner_names() if issubclass(base.get_learner(name), FrozenLearner)]
 READS = [{}, {"reads": "layers", "fixed_layers": 3}]
 every_method = pytest.mark.parametrize("method", METHODS)
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return small_digits()
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    return tmp_path_factory.mktemp("shared")
 
 
 def learn(method, digits, folder, shared, **options):

@@ -12,12 +12,7 @@ from krnet import task_loop as learning
 from krnet.errors import SettingError
 from krnet.learners import base
 from krnet.learners.icarl import distillation
-from learning_tools import settings_for, small_digits, small_tasks
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return small_digits()
+from learning_tools import settings_for, small_tasks
 
 
 def make(digits, folder, **settings):

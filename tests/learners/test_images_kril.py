@@ -26,16 +26,11 @@ from krnet.errors import InputError, SettingError
 from krnet.learners.kril import learner as kril
 from krnet.nn.loaded import read_trunk
 from krnet.recorders.images import recorder
-from learning_tools import assert_same_run, settings_for, small_digits, small_tasks
+from learning_tools import assert_same_run, settings_for, small_tasks
 
 CPU = torch.device("cpu")
 QUICK = {"base_epochs": 1, "epochs": 1}
 SET = ["--set", "mean=" + ",".join(map(str, MEAN)), "--set", "std=" + ",".join(map(str, STD))]
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return small_digits()
 
 
 def learn(digits, out: Path, **options) -> dict[str, Any]:

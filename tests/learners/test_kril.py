@@ -19,16 +19,11 @@ from krnet.learners.kril import learner as kril
 from krnet.learners.kril import recordings as _kril_recordings
 from krnet.train.classifier import Saving
 from krnet.train.config import FitConfig
-from learning_tools import settings_for, small_digits, small_tasks
+from learning_tools import settings_for, small_tasks
 
 CPU = torch.device("cpu")
 SIZES = "d0=64,c0=32,c1=16"
 SHORT = {"base_epochs": 1, "epochs": 1, "recorder_iterations": 10}  # where nothing need be learned well
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return small_digits()
 
 
 def make(digits, folder, **settings):

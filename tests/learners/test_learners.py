@@ -15,7 +15,7 @@ from krnet import task_loop as learning
 from krnet.errors import ResumeError, SettingError
 from krnet.learners import base
 from krnet.train.classifier import Saving
-from learning_tools import settings_for, small_digits, small_tasks
+from learning_tools import settings_for, small_tasks
 from watchers import of_fits
 
 METHODS = base.learner_names()
@@ -23,11 +23,6 @@ KEYS = {
     "method", "data", "order", "order_hash", "seed", "accuracy_matrix", "accuracy", "last", "average",
     "average_without_base", "forgetting", "storage_bytes", "seconds", "settings", "tasks",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return small_digits()
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,7 @@ from krnet import data, protocol
 from krnet import task_loop as learning
 from krnet.learners import base
 from krnet.learners.lucir import less_forget, margin_ranking
-from learning_tools import settings_for, small_digits, small_tasks
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return small_digits()
+from learning_tools import settings_for, small_tasks
 
 
 def make(digits, folder, tasks=None, **settings):

@@ -7,12 +7,7 @@ import torch
 
 from krnet.errors import SettingError
 from krnet.learners import base, finetune, mas
-from learning_tools import SMALL, small_digits, small_tasks
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return small_digits()
+from learning_tools import SMALL, small_tasks
 
 
 def after_tasks(learner_class, digits, num_tasks=2, **settings):

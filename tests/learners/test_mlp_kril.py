@@ -15,20 +15,10 @@ from krnet.learners.kril.batches import ReadingBatches
 from krnet.learners.kril.recordings import Recordings
 from krnet.learners.settings import settings_of
 from krnet.nn.mlp_head import MLPHead
-from learning_tools import ctrl_c_at, settings_for, small_digits, small_tasks
+from learning_tools import ctrl_c_at, settings_for, small_tasks
 
 QUICK = {"head": "mlp", "base_epochs": 12, "fixed_layers": 3, "head_width": 128, "head_epochs": 20}
 KRIL = {**settings_for("kril"), **QUICK}
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return small_digits()
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    return tmp_path_factory.mktemp("shared")
 
 
 def learn(digits, folder, shared, resume=False, **settings):

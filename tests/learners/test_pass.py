@@ -15,14 +15,9 @@ from krnet.data import from_arrays
 from krnet.errors import SettingError
 from krnet.learners import base, base_task
 from krnet.learners.pass_ import Pass, summarize_classes, turn_all
-from learning_tools import settings_for, small_digits, small_tasks
+from learning_tools import settings_for, small_tasks
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return small_digits()
 
 
 @pytest.fixture(scope="module")

@@ -15,16 +15,6 @@ from learning_tools import settings_for, small_digits, small_tasks
 SOLVED = {"head": "solved", "plastic": False, "random_features": 256, "recorder": "pca", "budget": 30_000}
 
 
-@pytest.fixture(scope="module")
-def digits():
-    return small_digits()
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    return tmp_path_factory.mktemp("shared")
-
-
 def learn(digits, folder, shared, watch=None, resume=False, **settings):
     given = {**settings_for("kril"), **SOLVED, **settings}
     options = {"out": folder, "settings": given, "shared": shared, "watch": watch, "resume": resume}

@@ -197,14 +197,14 @@ def take_rows(learner: Learner, head: heads.Head, outputs: int) -> None:
     """
     own, every = learner.model.head, learner.outputs_per_class
     (trained,) = head.linears
-    taken = 1 if every == outputs else every  # of so many rows of the learner's, one is taken over
-    sizes = [part.out_features // taken for part in own.linears]
+    own_step, trained_step = (1, 1) if every == outputs else (every, outputs)  # from one copied row to the next
+    sizes = [part.out_features // own_step for part in own.linears]
     for name, _ in trained.named_parameters():  # the weight, and the bias of a linear head
-        rows = getattr(trained, name)[:: 1 if every == outputs else outputs]
+        rows = getattr(trained, name)[::trained_step]
         for part, new in zip(own.linears, rows.split(sizes), strict=True):
             values = getattr(part, name)
             values.zero_()
-            values[::taken] = new
+            values[::own_step] = new
     if isinstance(own, heads.CosineHead) and isinstance(head, heads.CosineHead):
         own.sigma.copy_(head.sigma)
 

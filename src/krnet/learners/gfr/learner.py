@@ -14,8 +14,9 @@ With r = old classes / new classes, the loss of a later task is
 
 and that of its generator is  -critic + alignment * r * |g - g_old|^2    summed over the batch.
 
-There are two reference settings, since the network matters more than the method. By default ("matched") the backbone
-and the base task are those of the other learners, and later tasks train as in GFR's code. GFR.presets["own"] follows
+There are two reference settings, since the network matters more than the method. By default the backbone and the base
+task are those of the other learners, and later tasks train as in GFR's code; preset paper, also named matched, differs
+in the base task alone. GFR.presets["own"] follows
 GFR's code throughout: ResNet-18, Adam 1e-3 for 201 epochs, weight decay 2e-4, learning rate x0.1 for the last epoch.
 
 Deviations from the authors' code:

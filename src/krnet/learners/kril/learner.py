@@ -1,29 +1,33 @@
-"""KRIL: learn new classes on replayed feature maps of the old ones, without keeping any old image.
+"""KRIL: learn new classes on replayed features of the old ones, without keeping any old image.
+
+By default the network is frozen after the base task, and a head learns from recorded vectors:
+
+    images -> F1, F2 -> readings: statistics of F1's last map and of all layers of F2 -> recorder
+    each task:   replayed readings of all samples, old and new -> a new head (mlp, or solved in closed form)
+
+As published (preset paper, head=trained), feature maps are recorded and F2 learns on:
 
     base task:   images -> F1, F2 (both are trained once; then F1 is frozen);   F1's feature maps -> recorder
     each task:   replayed feature maps of all old samples + feature maps of the new images -> F2
                  replays + new feature maps -> the next recorder, which so learns what the last one knew
 
-Zhang et al., "KRNet: Towards Efficient Knowledge Replay" (2022), section KRIL and Algorithm 1. Defaults are those of
-the paper for CIFAR-100: F1 of 23 layers, 160 epochs, learning rate 0.1 for the classifier and a twentieth of it for the
-rest of F2, L_aux with weight 2 on replayed samples only, two recorders (base task; all later tasks).
+Zhang et al., "KRNet: Towards Efficient Knowledge Replay" (2022), section KRIL and Algorithm 1. The preset has the
+paper's values for CIFAR-100: F1 of 23 layers, 160 epochs, learning rate 0.1 for the classifier and a twentieth of it
+for the rest of F2, L_aux with weight 2 on replayed samples only, two recorders (base task; all later tasks).
 
-Deviations from the paper:
+Deviations of the preset from the paper:
 - The recorder has our fast schedule, with iterations in proportion to the samples it records. Each recorder starts from
   the previous one (`warm_start`).
 - Batches hold old and new samples in fixed proportion to their numbers.
 - docs/choices.md lists our choices where the paper is silent: augmentation of the new features, mirrored replays, the
   divisor of L_aux.
 
-Under a budget the recorder is a compact KRNet, which grows: one file holds the samples of all tasks, and old samples
-stay as they are. The recorders pca, quantized, transform and pq do the same. The file is planned for the samples of all
-tasks. Each task is then recorded before F2 learns it, so that F2 sees new samples as coarse as old ones
+Under a budget the recorder grows: one file, planned for the samples of all tasks, holds them, and old samples stay as
+they are. Where F2 learns on, each task is recorded first, so that F2 sees new samples as coarse as old ones
 (`new_features=replayed`); otherwise it would learn to tell them apart by their precision.
 
-Two heads read all layers of F2: head=solved is solved in closed form, head=mlp has a hidden layer. After each task they
-learn from the replays of all samples, old and new. F2 may then stay as the base task left it (plastic=False), and the
-recording needs to hold no more than what the head reads (recorded=vectors). Of maps, the head may see those of test
-images as the recorder would replay them (`through_recorder`); the recording then belongs to the network.
+Replayed maps are smoother than those of test images. With `through_recorder` the head sees test maps as the recorder
+would replay them; the recording then belongs to the network.
 
 Any recorder may replace KRNet. One of them, `images`, is a rival for comparison, which breaks KRIL's promise: it keeps
 all old images, compressed, and replays them through F1.
@@ -59,10 +63,11 @@ from krnet.nn.solved_head import SolvedHead
 from krnet.train.classifier import Group, Schedule
 
 HEAD_SEED_PART = 5  # so that the head's batches have another order than those of F2
-HEAD_BATCH = 512  # of the head with a hidden layer
-LEAST_BATCHES = 20  # an epoch of that head has at least so many batches: small data sets need updates, too
-HEAD_DECAY = 0.05  # its weight decay
-HEAD_WARM_UP = 0.1  # the share of its training in which the learning rate rises
+# The training of head=mlp.
+HEAD_BATCH = 512
+LEAST_BATCHES = 20  # in an epoch; batches of few samples are smaller than HEAD_BATCH
+HEAD_DECAY = 0.05
+HEAD_WARM_UP = 0.1
 
 
 class ThroughRecorder(nn.Module):

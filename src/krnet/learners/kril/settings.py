@@ -136,8 +136,8 @@ class KrilConfig(LearnerConfig):
     """Fraction of the recorder's batch that L_kr2 is computed on."""
     budget: int | None = None
     """Limit of all recordings together after the last task, in bytes or as 6.1MB; each gets a share by its samples. By
-    default one bit a recorded value, at least 64 kB, for recorders that can grow and have no settings of yours; 0: no
-    limit."""
+    default one bit a recorded value, at least 64 kB, for recorders that can grow and have no settings of yours. With
+    budget=0 there is no limit."""
     single: bool = False
     """Use one recorder for all samples instead of one for the base task and one for the rest."""
 
