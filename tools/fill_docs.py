@@ -93,10 +93,10 @@ def learner_settings() -> str:
 # ------------------------------------------------------------------ results
 
 
-def ledger() -> list[Row]:
-    """All rows that a table may show: those judged on held-out training images are none of them."""
+def ledger(*, held_out: bool = False) -> list[Row]:
+    """All rows that a table of results may show, or else (`held_out`) those judged on held-out training images."""
     rows = [json.loads(line) for line in LEDGER.read_text().splitlines()]
-    return [row for row in rows if is_result(row)]
+    return [row for row in rows if is_result(row) != held_out]
 
 
 def find(rows: Sequence[Row], recipe: str, commit: str, **settings: Any) -> Row:
@@ -120,9 +120,10 @@ def percent(share: float | None, digits: int = 1) -> str:
     return "" if share is None else str((Decimal(str(share)) * 100).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
 
 
-def megabytes(num_bytes: int) -> str:
-    size = num_bytes / 1e6
-    return "0" if not size else f"{size:.0f} MB" if size >= 100 else f"{size:.1f} MB"
+def size(num_bytes: int) -> str:
+    if num_bytes < 1e6:
+        return f"{num_bytes / 1e3:.0f} kB" if num_bytes else "0"
+    return f"{num_bytes / 1e6:.{0 if num_bytes >= 1e8 else 1}f} MB"
 
 
 RATE_COMMIT = "529b10d"
@@ -203,51 +204,129 @@ def learn_table() -> str:
         metrics = row["metrics"]
         average = None if row["settings"].get("only_last") else metrics["average"]
         accuracies = [percent(metrics["accuracy"][0]), percent(metrics["last"]), PAPER_LAST.get(title, "")]
-        kept = megabytes(metrics["storage_bytes"]["total"])
+        kept = size(metrics["storage_bytes"]["total"])
         lines.append([title, *accuracies, percent(average), kept, f"`{commit}`"])
     head = ["method", "after the base task", "last", "last, the paper", "average", "kept between tasks", "commit"]
     return table(head, lines)
 
 
 ACCURACY_COMMIT = "eba60c9"
-ACCURACY_ROWS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("**KRIL**, `--budget 6.1MB`", {"method": "kril", "budget": 6_100_000}),
-    ("**KRIL**, `--budget 3.1MB`", {"method": "kril", "budget": 3_100_000}),
-    ("**KRIL**, `--budget 1.6MB`", {"method": "kril", "budget": 1_600_000}),
-    ("DS-AL", {"method": "dsal", "reads": "features"}),
-    ("ACIL", {"method": "acil", "reads": "features"}),
-    ("FeCAM", {"method": "fecam", "reads": "features"}),
-    ("FeTrIL", {"method": "fetril", "reads": "features"}),
-    ("nearest class mean", {"method": "ncm", "reads": "features"}),
-)
+SPLITS_COMMIT = "412d2ca"  # other task splits, and rivals that read KRIL's layers
 SEEDS = (0, 1, 2)
+KRIL = {"method": "kril", "budget": 6_100_000}
+KRIL_TITLE = "**KRIL**, `--budget 6.1MB`"
+RIVALS = {"DS-AL": "dsal", "ACIL": "acil", "FeCAM": "fecam", "FeTrIL": "fetril", "nearest class mean": "ncm"}
+ACCURACY_HEAD = ("method", "last", "average", "without the base task", "kept between tasks", "network")
+Runs = Sequence[Mapping[str, Any]]
 
 
-def accuracy_runs(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+def accuracy_runs(commit: str, **settings: Any) -> Runs:
     """The metrics of all seeds."""
     rows = ledger()
     seeded = [[row for row in rows if row["seed"] == seed] for seed in SEEDS]
-    return [find(own, "accuracy", ACCURACY_COMMIT, **settings)["metrics"] for own in seeded]
+    return [find(own, "accuracy", commit, **settings)["metrics"] for own in seeded]
 
 
-def spread(shares: Sequence[float]) -> str:
+def rival_runs(commit: str, **settings: Any) -> dict[str, Runs]:
+    return {title: accuracy_runs(commit, method=method, **settings) for title, method in RIVALS.items()}
+
+
+def mean(runs: Runs, key: str) -> float:
+    return round(statistics.mean(run[key] for run in runs), 6)
+
+
+def spread(runs: Runs, key: str) -> str:
     """Mean and standard deviation (n - 1) in percent."""
-    return f"{percent(round(statistics.mean(shares), 6))} ± {percent(round(statistics.stdev(shares), 6))}"
+    return f"{percent(mean(runs, key))} ± {percent(round(statistics.stdev(run[key] for run in runs), 6))}"
+
+
+def spreads(runs: Runs) -> list[str]:
+    return [spread(runs, key) for key in ("last", "average", "average_without_base")]
+
+
+def kept_bytes(runs: Runs) -> int:
+    return max(run["storage_bytes"]["total"] for run in runs)
+
+
+def accuracy_line(title: str, runs: Runs) -> list[str]:
+    return [title, *spreads(runs), size(kept_bytes(runs)), size(runs[0]["network_bytes"])]
 
 
 def accuracy_table() -> str:
-    lines = []
-    for title, settings in ACCURACY_ROWS:
-        runs = accuracy_runs(settings)
-        kept = max(run["storage_bytes"]["total"] for run in runs)
-        shares = [spread([run[key] for run in runs]) for key in ("last", "average", "average_without_base")]
-        sizes = [f"{kept / 1e3:.0f} kB" if kept < 1e6 else megabytes(kept), megabytes(runs[0]["network_bytes"])]
-        lines.append([title, *shares, *sizes])
-    return table(["method", "last", "average", "without the base task", "kept between tasks", "network"], lines)
+    runs = {
+        KRIL_TITLE: accuracy_runs(ACCURACY_COMMIT, **KRIL),
+        "**KRIL**, `--budget 3.1MB`": accuracy_runs(ACCURACY_COMMIT, method="kril", budget=3_100_000),
+        "**KRIL**, `--budget 1.6MB`": accuracy_runs(ACCURACY_COMMIT, method="kril", budget=1_600_000),
+        **rival_runs(ACCURACY_COMMIT, reads="features"),
+    }
+    return table(ACCURACY_HEAD, [accuracy_line(*item) for item in runs.items()])
+
+
+def layers_table() -> str:
+    """Rivals that read the same layers as KRIL's head, and how far they are from it."""
+    kril, lines = accuracy_runs(ACCURACY_COMMIT, **KRIL), []
+    for title, runs in rival_runs(SPLITS_COMMIT, reads="layers", **TEN_TASKS).items():
+        gap = rounded(round(100 * (mean(runs, "last") - mean(kril, "last")), 4), 1)
+        ratio = kept_bytes(runs) / kept_bytes(kril)
+        lines.append([*accuracy_line(title, runs), gap, f"{rounded(ratio, 0 if ratio >= 10 else 2)} ×"])
+    return table([*ACCURACY_HEAD, "gap to KRIL in 6.1 MB, last", "bytes against KRIL's"], lines)
+
+
+def cold_table() -> str:
+    """Cold start: the base task is as small as the others."""
+    selection = {"tasks": [10] * 10, "base": "strong"}
+    runs = {
+        KRIL_TITLE: accuracy_runs(SPLITS_COMMIT, **KRIL, **selection),
+        **rival_runs(SPLITS_COMMIT, reads="features", **selection),
+    }
+    return table(ACCURACY_HEAD, [accuracy_line(*item) for item in runs.items()])
+
+
+# Classes, commit, task sizes: 50 classes, then tasks of equal size.
+SPLIT_ROWS: tuple[tuple[str, str, list[int]], ...] = (
+    ("50 + 5 × 10", SPLITS_COMMIT, [50] + [10] * 5),
+    ("50 + 10 × 5", ACCURACY_COMMIT, [50] + [5] * 10),
+    ("50 + 25 × 2", SPLITS_COMMIT, [50] + [2] * 25),
+)
+# The README of the authors' code of DS-AL: 64.04 and 71.28 %. It keeps two matrices of 8192 x 8192 float64.
+PUBLISHED_SPLIT = ("50 + 25 × 2", "DS-AL, as published, not run here", "64.0", "71.3", "", "1.07 GB", "")
+
+
+def protocols_table() -> str:
+    lines: list[Sequence[str]] = []
+    for classes, commit, tasks in SPLIT_ROWS:
+        runs = accuracy_runs(commit, **KRIL, tasks=tasks)
+        lines.append([classes, KRIL_TITLE, *spreads(runs), size(kept_bytes(runs)), f"`{commit}`"])
+    return table(["classes", *ACCURACY_HEAD[:-1], "commit"], [*lines, PUBLISHED_SPLIT])
+
+
+def strength_table() -> str:
+    """Average accuracy on held-out training images with each strength of the ledger; the best of a column in bold."""
+    rows = [
+        row
+        for row in ledger(held_out=True)
+        if (row["recipe"], row["outcome"]) == ("choose-strength", "ok")
+        and (row["metrics"]["validation"], row["settings"]["epochs"]) == (50, 40)
+    ]
+    averages = {(row["metrics"]["method"], row["settings"]["strength"]): row["metrics"]["average"] for row in rows}
+    assert len(averages) == len(rows), "a method has two rows of choose-strength with one strength; expected one"
+    methods = {"ewc": "EWC", "mas": "MAS"}
+    best = {method: max(average for (own, _), average in averages.items() if own == method) for method in methods}
+
+    def cell(method: str, strength: float) -> str:
+        average = averages.get((method, strength))
+        return f"**{percent(average)}**" if average == best[method] else percent(average)
+
+    strengths = sorted({strength for _, strength in averages})
+    lines = [
+        [f"{strength:,.0f}" if strength >= 1 else f"{strength:g}", *(cell(method, strength) for method in methods)]
+        for strength in strengths
+    ]
+    return table(["strength", *(f"{title}, average on held-out images" for title in methods.values())], lines)
 
 
 README_ACCURACY = {
-    "**KRIL**": {"method": "kril", "budget": 6_100_000},
+    "**KRIL**": KRIL,
     "**KRIL**, fewer bytes": {"method": "kril", "budget": 1_600_000},
     "DS-AL, the best rival on the same network": {"method": "dsal", "reads": "features"},
 }
@@ -262,17 +341,17 @@ README_ROWS = {
 def readme_table() -> str:
     lines = []
     for name, settings in README_ACCURACY.items():
-        runs = accuracy_runs(settings)
-        last, average = (percent(round(statistics.mean(run[key] for run in runs), 6)) for key in ("last", "average"))
+        runs = accuracy_runs(ACCURACY_COMMIT, **settings)
+        last, average = (percent(mean(runs, key)) for key in ("last", "average"))
         shown = f"**{last}**" if name.startswith("**") else last
-        lines.append([name, megabytes(max(run["storage_bytes"]["total"] for run in runs)), shown, average])
+        lines.append([name, size(kept_bytes(runs)), shown, average])
     for name, title in README_ROWS.items():
         row = learn_row(title)
         metrics = row["metrics"]
         last, paper = percent(metrics["last"]), PAPER_LAST.get(title)
         average = None if row["settings"].get("only_last") else metrics["average"]
         shown = f"**{last}**" if name.startswith("**") else last
-        kept = megabytes(metrics["storage_bytes"]["total"])
+        kept = size(metrics["storage_bytes"]["total"])
         lines.append([name, kept, shown + (f" (in the paper {paper})" if paper else ""), percent(average)])
     return table(["method", "kept between tasks", "last", "average"], lines)
 
@@ -392,6 +471,10 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "rate-table": rate_table,
     "learn-table": learn_table,
     "accuracy-table": accuracy_table,
+    "layers-table": layers_table,
+    "protocols-table": protocols_table,
+    "cold-table": cold_table,
+    "strength-table": strength_table,
     "readme-table": readme_table,
     "curves-table": curves_table,
     "bytes-table": bytes_table,

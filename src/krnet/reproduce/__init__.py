@@ -1,0 +1,1 @@
+"""Run the recipes of `recipes/` and set their results beside the paper's."""

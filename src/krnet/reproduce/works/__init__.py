@@ -1,0 +1,1 @@
+"""The registry of works; importing this package fills it."""
