@@ -272,6 +272,29 @@ def layers_table() -> str:
     return table([*ACCURACY_HEAD, "gap to KRIL in 6.1 MB, last", "bytes against KRIL's"], lines)
 
 
+# Methods that train the network on: one seed. Title, method, settings that name its row.
+TRAINED_COMMIT = "7192080"
+TRAINED_ROWS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
+    ("all images (`joint --set only_last=true`)", "joint", TRAINED_COMMIT, {}),
+    ("LUCIR, 20 exemplars a class", "lucir", TRAINED_COMMIT, {}),
+    ("PASS", "pass", SPLITS_COMMIT, {}),
+    ("iCaRL (NME), 20 exemplars a class", "icarl", TRAINED_COMMIT, {}),
+    ("EWC", "ewc", TRAINED_COMMIT, {"strength": 30000}),
+    ("MAS", "mas", TRAINED_COMMIT, {"strength": 10}),
+    ("fine-tuning", "finetune", TRAINED_COMMIT, {}),
+)
+
+
+def trained_table() -> str:
+    rows, lines = ledger(), []
+    for title, method, commit, settings in TRAINED_ROWS:
+        metrics = find(rows, "accuracy", commit, method=method, **TEN_TASKS, **settings)["metrics"]
+        averages = [metrics["average"], metrics["average_without_base"]]
+        shares = [percent(share) for share in (metrics["last"], *averages)]
+        lines.append([title, *shares, *map(size, (kept_bytes([metrics]), metrics["network_bytes"])), f"`{commit}`"])
+    return table([*ACCURACY_HEAD, "commit"], lines)
+
+
 def cold_table() -> str:
     """Cold start: the base task is as small as the others."""
     selection = {"tasks": [10] * 10, "base": "strong"}
@@ -473,6 +496,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "accuracy-table": accuracy_table,
     "layers-table": layers_table,
     "protocols-table": protocols_table,
+    "trained-table": trained_table,
     "cold-table": cold_table,
     "strength-table": strength_table,
     "readme-table": readme_table,

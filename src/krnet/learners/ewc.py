@@ -32,13 +32,15 @@ decay to its old heads.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from krnet.config import check_choice
-from krnet.learners.base import register
+from krnet.learners.base import PAPER_PRESET, register
 from krnet.learners.importance import ImportanceConfig, ImportanceLearner
 
 
@@ -49,7 +51,7 @@ class EwcConfig(ImportanceConfig):
     }
     ce: str = "new"
     """Classes whose logits enter the cross entropy and the Fisher: new (those of the current task) or seen (all)."""
-    strength: float = 30.0
+    strength: float = 30_000.0  # chosen on held-out images: recipe choose-strength
     """Lambda in the penalty lambda / 2 * sum of Fisher * (parameter - anchor)^2."""
     clip: float = 0.03
     """Limit of the Fisher of a parameter in one task; 0: no limit."""
@@ -66,6 +68,7 @@ class Ewc(ImportanceLearner):
     name = "ewc"
     config_class = EwcConfig
     config: EwcConfig
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {**PAPER_PRESET, "strength": 30.0}}
 
     def objective(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Negative log likelihood over the logits that the task trained on, summed over images."""

@@ -21,12 +21,14 @@ Deviations:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from krnet.config import check_choice
-from krnet.learners.base import register
+from krnet.learners.base import PAPER_PRESET, register
 from krnet.learners.importance import ImportanceConfig, ImportanceLearner
 
 
@@ -37,7 +39,7 @@ class MasConfig(ImportanceConfig):
     }
     ce: str = "new"
     """Classes whose logits enter the cross entropy: new (those of the current task) or seen (all so far)."""
-    strength: float = 1e-3
+    strength: float = 10.0  # chosen on held-out images: recipe choose-strength
     """Lambda in the penalty lambda / 2 * sum of importance * (parameter - anchor)^2. The default fits squared=True."""
     merge: str = "sum"
     """How importances of tasks combine: sum, average (weighted by classes) or half (0.5 old + 0.5 new)."""
@@ -54,6 +56,7 @@ class Mas(ImportanceLearner):
     name = "mas"
     config_class = MasConfig
     config: MasConfig
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {**PAPER_PRESET, "strength": 1e-3}}
 
     def objective(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Length of the logits of all classes seen, squared by default. The labels are not used."""
