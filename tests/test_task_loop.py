@@ -24,12 +24,11 @@ from krnet import data, protocol
 from krnet import task_loop as learning
 from krnet.errors import BusyFolderError, InputError, RecordingError, ResumeError, SettingError
 from krnet.io import archive
-
-# MISSING files.MKDIR_ATTEMPTS
 from krnet.io.atomic import MKDIR_ATTEMPTS, atomic_write, make_folder
 from krnet.io.lock import LOCK_NAME, working_in
 from krnet.learners import base
-from krnet.progress import Progress
+from krnet.progress import Progress, Watch
+from krnet.train.classifier import Descent, Saving
 from learning_tools import assert_same_run, settings_for, small_digits, small_tasks
 
 QUICK: dict[str, Any] = {"base": "paper", "backbone": "resnet8", "base_epochs": 1, "epochs": 1, "batch_size": 16}
@@ -314,6 +313,42 @@ def test_the_watcher_takes_no_seconds_of_a_task(
             late[0] += LONG
 
     assert learn("finetune", digits, tmp_path, watch=slow)["seconds"] < LONG
+
+
+# ------------------------------------------------------------------ random draws
+
+
+def test_random_draws_do_not_depend_on_whether_earlier_work_was_run_or_read(
+    digits: data.DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What F2's training draws must not change what the recorder after it draws."""
+    seen: dict[str, list[float]] = {}
+    run_work = Descent.run
+
+    def run_and_draw(self: Descent, saving: Saving | None, watch: Watch | None) -> None:
+        run_work(self, saving, watch)
+        torch.rand(3)  # a work may draw as many numbers as it likes
+
+    monkeypatch.setattr(Descent, "run", run_and_draw)
+    next_work = learning._run_or_load
+
+    def note_draw(work: Any, *rest: Any) -> Any:
+        before = torch.get_rng_state()
+        seen.setdefault(work.name, []).append(float(torch.rand(())))
+        torch.set_rng_state(before)
+        return next_work(work, *rest)
+
+    monkeypatch.setattr(learning, "_run_or_load", note_draw)
+    learn("kril", digits, tmp_path / "whole")
+    whole = {name: list(draws) for name, draws in seen.items()}
+    seen.clear()
+    with pytest.raises(KeyboardInterrupt):
+        learn("kril", digits, tmp_path / "stopped", watch=Stop(1, "recorder"))
+    seen.clear()
+    learn("kril", digits, tmp_path / "stopped", resume=True)
+    assert len(whole) >= 3
+    for name, draws in seen.items():
+        assert draws == whole[name][-len(draws) :], name
 
 
 # ------------------------------------------------------------------ commits

@@ -7,7 +7,7 @@ import torch
 from krnet.features import metrics
 from krnet.features.metrics import fidelity, r_squared
 from krnet.features.source import open_features
-from krnet.features.stats import scan
+from krnet.features.stats import denormalise, normalise, scan
 
 
 def plain(values: np.ndarray, replayed: np.ndarray) -> tuple[float, float]:
@@ -60,3 +60,14 @@ def test_constant_features_are_explained_whatever_is_replayed():
 
 def test_r2_without_variance_is_one_without_error_and_zero_with():
     assert (r_squared(0, 0), r_squared(0.1, 0), r_squared(0.1, 0.2)) == (1, 0, 0.5)
+
+
+@pytest.mark.parametrize("span", [1e-5, 1e-3, 1.0, 1e4])
+def test_a_channel_of_any_range_is_normalised_to_0_and_1(span):
+    """Small ranges, too: only a constant channel becomes 0."""
+    values = torch.stack([torch.linspace(0, span, 11), torch.full((11,), 7.0)], 1)[:, :, None, None]  # (N, 2, 1, 1)
+    low, high = torch.tensor([0.0, 7.0]), torch.tensor([span, 7.0])
+    found = normalise(values, low, high)
+    assert torch.allclose(found[:, 0, 0, 0], torch.linspace(0, 1, 11), atol=1e-6)
+    assert not found[:, 1].any()
+    assert torch.allclose(denormalise(found, low, high), values, rtol=1e-6, atol=1e-6 * span)

@@ -73,7 +73,8 @@ def test_old_classes_are_kept_by_replays_and_lost_with_noise_in_their_place(digi
 
 def test_replays_are_nearly_as_good_as_real_features(digits, whole, tmp_path):
     real = learn(digits, tmp_path / "raw", recorder="raw", recorder_settings="")
-    assert real["storage_bytes"]["total"] > whole["storage_bytes"]["total"] / 20
+    feature_bytes = 8 * 24 * 16 * 8 * 8 * 4  # classes, images of each, maps of 16 x 8 x 8, float32
+    assert real["storage_bytes"]["total"] == pytest.approx(feature_bytes, rel=0.02)
     assert abs(real["last"] - whole["last"]) < 0.15
 
 
@@ -383,3 +384,55 @@ def test_mirrored_replays_are_the_maps_mirrored(digits, tmp_path):
 def test_settings_that_make_no_sense_are_refused_before_anything_is_learned(digits, tmp_path, settings, message):
     with pytest.raises(SettingError, match=message):
         make(digits, tmp_path, **settings)
+
+
+# ------------------------------------------------------------------ the training of F2
+
+
+def f2_works(digits, folder, **settings):
+    """A learner after its base task, and the training of F2 in the next one, not yet begun."""
+    learner = make(digits, folder, **SHORT, **settings)
+    run_task(learner, 0, folder)
+    for work in learner.learn(1):
+        if work.name == "F2":
+            return learner, work
+        work.run(Saving(folder / work.name), None)
+    raise AssertionError("the task trains no F2")
+
+
+def convolutions(module):
+    return {name: value.clone() for name, value in module.named_parameters() if value.dim() == 4}
+
+
+@pytest.mark.parametrize("tail_lr", [0.0, 0.01, 1.0])
+def test_the_tail_of_f2_learns_at_its_share_of_the_learning_rate(digits, tmp_path, tail_lr):
+    learner, work = f2_works(digits, tmp_path, tail_lr=tail_lr, weight_decay=0.0, momentum=0.0)
+    before, head = convolutions(learner.tail), learner.model.head.linears[0].weight.clone()
+    inputs = work.batches.tensors(*work.batches.inputs(0))
+    learner.f2.train()
+    work.loss(*inputs).backward()
+    slopes = {name: value.grad.clone() for name, value in learner.tail.named_parameters() if value.dim() == 4}
+    rate = work.optimizer.param_groups[0]["lr"]  # of the head
+    work.optimizer.step()
+    for name, value in convolutions(learner.tail).items():
+        assert torch.allclose(value, before[name] - rate * tail_lr * slopes[name], atol=1e-7)
+    assert not torch.equal(learner.model.head.linears[0].weight, head)
+
+
+@pytest.mark.parametrize("divisor", ["batch", "replayed"])
+def test_the_auxiliary_loss_is_that_of_the_formula(digits, tmp_path, divisor):
+    """lambda / B * sum of |F2_old(f) - F2(f)|^2 over replayed samples; B: the batch, or its replayed samples."""
+    learner, work = f2_works(digits, tmp_path, aux=2.0, aux_divisor=divisor, bn="frozen")
+    maps, labels, targets = work.batches.tensors(*work.batches.inputs(0))
+    num_old = work.batches.num_old
+    assert 0 < num_old < len(maps)
+    learner.f2.eval()
+    with torch.no_grad():
+        for value in learner.tail.parameters():
+            value.mul_(1.1)  # otherwise the last F2 and this one agree
+        features = learner.tail(maps)
+        expected = F.cross_entropy(learner.model.head(features), labels)
+        apart = sum((features[i] - targets[i]).square().sum() for i in range(num_old))
+        expected += 2.0 * apart / (len(maps) if divisor == "batch" else num_old)
+        assert work.loss(maps, labels, targets).item() == pytest.approx(expected.item(), rel=1e-5)
+    assert apart > 0
