@@ -484,6 +484,36 @@ def append_table() -> str:
     return table(["recorder", *ways, "commit"], lines)
 
 
+def newest(rows: Sequence[Row]) -> Row:
+    return max(rows, key=lambda row: row["date"])
+
+
+def speed_table() -> str:
+    """The newest row of each preset on a GPU; for the time until the first step, which other work delays, the range."""
+    rows = [row for row in ledger() if row["recipe"] == "speed" and "NVIDIA" in row["device"]]
+    lines = []
+    for preset in ("cifar100", "imagenet"):
+        own = [row for row in rows if row["settings"]["preset"] == preset]
+        row = newest(own)
+        steps, replay = row["metrics"]["steps"], row["metrics"]["replay"]
+        times = [f"{steps[n]['milliseconds']:.1f} ms, {steps[n]['times_floor']:.1f} ×" for n in ("adam", "muon")]
+        # The first schedule that a row timed compiled the kernels.
+        ready = [next(iter(other["metrics"]["steps"].values()))["ready_seconds"] for other in own]
+        speeds = [f"{replay[batch]['fast']:,.0f}" for batch in ("4096", "1")]
+        lines.append([preset, *times, f"{min(ready):.0f} to {max(ready):.0f} s", *speeds, f"`{row['commit']}`"])
+    head = ["preset", "a step with Adam, times its floor", "a step of the default schedule", "ready to step after"]
+    return table([*head, "`fast` replay, maps a second, 4,096 at once", "one by one", "commit"], lines)
+
+
+def gpu_tests() -> str:
+    row = newest([row for row in ledger() if row["recipe"] == "test-gpu" and row["outcome"] == "ok"])
+    counts = row["metrics"]
+    return (
+        f"The tests that need a GPU (`make test-gpu`) last passed at `{row['commit']}`, on {row['date'][:10]} and an "
+        f"{row['device']}: {counts['passed']} passed, {counts['failed']} failed."
+    )
+
+
 # ------------------------------------------------------------------ files
 
 BLOCKS: dict[str, Callable[[], str]] = {
@@ -504,6 +534,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "bytes-table": bytes_table,
     "record-table": record_table,
     "append-table": append_table,
+    "speed-table": speed_table,
+    "gpu-tests": gpu_tests,
 }
 
 
