@@ -129,3 +129,10 @@ def test_the_head_starts_anew_from_its_seed_and_reads_standardised_readings():
     readings = torch.full((2, 6), 10.0)
     torch.testing.assert_close(head.standardised(readings), torch.zeros(2, 6), atol=0.15, rtol=0)
     assert head(readings, torch.zeros(2, 16)).equal(head.outer.bias.expand(2, 5))
+
+
+def test_settings_of_a_run_that_named_the_width_otherwise_are_read():
+    today = base.plain_settings(base.make_config(base.get_learner("kril"), {"budget": 6_100_000}))
+    saved = {"hidden" if name == "head_width" else name: value for name, value in today.items()}
+    renewed = base.get_learner("kril").config_class.renewed(saved)
+    assert base.plain_settings(base.make_config(base.get_learner("kril"), renewed)) == today

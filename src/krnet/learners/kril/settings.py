@@ -231,6 +231,7 @@ class KrilConfig(LearnerConfig):
 
     @classmethod
     def renewed(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
+        saved = {"head_width" if name == "hidden" else name: value for name, value in saved.items()}
         own_settings = saved.get("recorder_settings")
         names = {"recorder": recorder_name(str(saved.get("recorder")), saved)}
         # There was no default budget.
