@@ -244,6 +244,12 @@ class KrilConfig(LearnerConfig):
             "recorder_settings": parse_settings(own_settings) if isinstance(own_settings, str) else own_settings or {},
         }
 
+    def comparable(self) -> dict[str, Any]:
+        settings = super().comparable()
+        if self.gamma is None and self.recorder_schedule == "fast":
+            settings["gamma"] = FitConfig.gamma  # earlier versions named it in their rows
+        return settings
+
     @property
     def new_features_kind(self) -> str:
         """Setting new_features, with flip and crop replaced by plain if `augment` is off."""
