@@ -29,7 +29,7 @@ A recipe is a short file that opens with a comment: the number, the hardware and
     name = "upper bound"
     method = "kril"
     recorder = "raw"
-    quick = { epochs = 1 }             # replaces this run's settings, too
+    quick = { epochs = 1 }             # replaces this run's settings, too; quick = false leaves the run out
 
 The later wins: [settings] < the run < [quick] < the run's quick. The value "none" takes a setting away that an earlier
 one of these gave.
@@ -56,8 +56,8 @@ else:
 RECIPE_KEYS: dict[str, type] = {
     "title": str, "work": str, "figures": list, "seeds": list, "settings": dict, "quick": dict, "runs": list,
 }  # fmt: skip
-RUN_KEYS: dict[str, type] = {"name": str, "work": str, "seeds": list, "quick": dict}
-"""Keys of a run that are no settings."""
+RUN_KEYS: dict[str, type] = {"name": str, "work": str, "seeds": list}
+"""Keys of a run that are no settings, beside `quick`: a table, or false."""
 KINDS: dict[type, str] = {str: "text", list: "a list", dict: "a table"}
 LEFT_OUT = "none"
 
@@ -141,14 +141,17 @@ def _read_runs(where: str, content: Mapping[str, Any], quick: bool) -> list[Reci
         in_run = f"{where}, run {table['name']!r}"
         for key, kind in RUN_KEYS.items():
             _check_kind(in_run, key, table, kind)
+        run_quick = table.get("quick", {})
+        if run_quick is not False and not isinstance(run_quick, Mapping):
+            raise RecipeError(f"{in_run}: quick is {run_quick!r}; expected a table of settings, or false")
         if any(table["name"] == run.name for run in runs):
             raise RecipeError(f"{in_run}: two runs have this name; give each its own")
         work_name = table.get("work", content.get("work"))
         if work_name is None:
             raise RecipeError(f'{in_run}: has no work; add work = "learn", at the top of the file or to the run')
-        own = {key: value for key, value in table.items() if key not in RUN_KEYS}
+        own = {key: value for key, value in table.items() if key not in (*RUN_KEYS, "quick")}
         layers = [content.get("settings", {}), own]
-        layers += [content.get("quick", {}), table.get("quick", {})] if quick else []
+        layers += [content.get("quick", {}), run_quick or {}] if quick else []
         settings = merge_settings(layers)
         try:
             get_work(work_name).check(settings)
@@ -157,6 +160,8 @@ def _read_runs(where: str, content: Mapping[str, Any], quick: bool) -> list[Reci
         except InputError as error:
             raise type(error)(f"{in_run}: {error}") from error
         run_seeds = _seeds(in_run, table["seeds"]) if "seeds" in table else seeds
+        if quick and run_quick is False:
+            continue
         runs.append(RecipeRun(name=table["name"], work=work_name, settings=settings, seeds=run_seeds))
     return runs
 

@@ -236,9 +236,12 @@ class KrilConfig(LearnerConfig):
         # There was no default budget.
         had_none = "head_width" not in saved and not saved.get("budget") and get_recorder(names["recorder"]).grows
         unlimited = {"budget": 0} if had_none else {}
+        renamed = dict(super().renewed(saved))
+        if "hidden" in renamed:
+            renamed["head_width"] = renamed.pop("hidden")
         return {
             **BEFORE_SOLVED_HEADS,
-            **super().renewed(saved),
+            **renamed,
             **names,
             **unlimited,
             "recorder_settings": parse_settings(own_settings) if isinstance(own_settings, str) else own_settings or {},
