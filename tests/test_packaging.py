@@ -73,6 +73,8 @@ def test_wheel_holds_every_file_of_the_package_and_nothing_else(built):
         names = set(wheel.namelist())
         metadata = message_from_bytes(wheel.read(f"krnet-{version}.dist-info/METADATA"))
     package = {name.removeprefix("src/") for name in files_under(ROOT / "src")}
+    kept = {*files_under(ROOT / "recipes"), "results/paper.csv"}  # where krnet.io.kept finds them
+    package |= {f"krnet/kept/{name}" for name in kept}
     assert {name for name in names if not name.startswith(f"krnet-{version}.dist-info/")} == package
     assert {"krnet/nn/cuda/batchnorm.cu", "krnet/nn/cuda/kernels.cu"} <= names
     assert f"krnet-{version}.dist-info/licenses/LICENSE" in names
@@ -88,6 +90,7 @@ def test_source_archive_holds_what_its_tests_need_and_stays_small(built):
     wanted = {"README.md", "LICENSE", "CITATION.cff", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "constraints.txt"}
     assert wanted | {"pyproject.toml", "PKG-INFO"} <= names
     assert files_under(ROOT / "tests" / "golden") <= names
+    assert {*files_under(ROOT / "recipes"), "results/paper.csv"} <= names
     for folder in ("src", "tests", "tools", "benchmarks"):
         assert {name for name in files_under(ROOT / folder) if name.endswith((".py", ".sh", ".cu", ".h"))} <= names
     assert archive.stat().st_size < 8e6

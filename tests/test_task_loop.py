@@ -25,7 +25,7 @@ from krnet import task_loop as learning
 from krnet.errors import BusyFolderError, InputError, RecordingError, ResumeError, SettingError
 from krnet.io import archive
 from krnet.io.atomic import MKDIR_ATTEMPTS, atomic_write, make_folder
-from krnet.io.lock import LOCK_NAME, working_in
+from krnet.io.lock import LOCK_NAME, making, working_in
 from krnet.learners import base
 from krnet.progress import Progress, Watch
 from krnet.train.classifier import Descent, Saving
@@ -46,6 +46,14 @@ def digits() -> data.DataSet:
 def learn(method: str, digits: data.DataSet, out: Path, **options: Any) -> dict[str, Any]:
     options = {"settings": KRIL if method == "kril" else QUICK, "device": "cpu", "seed": 1, **options}
     return learning.learn(method, digits, small_tasks(1), out=out, **options)
+
+
+class Killed:
+    """Ctrl-C at the first look at a loss."""
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.unit == "iterations":
+            raise KeyboardInterrupt
 
 
 class Stop:
@@ -371,6 +379,40 @@ def test_a_resumed_run_names_all_commits_and_adds_up_its_seconds(
     assert found["seconds"] > (3 * LONG if task == 1 else LONG)
     monkeypatch.setenv("KRNET_COMMIT", "third")  # a finished run is only shown
     assert learn("kril", digits, tmp_path, resume=True)["commits"] == ["first", "second"]
+
+
+def test_a_base_task_that_another_process_trains_is_waited_for_and_the_wait_is_not_counted(
+    digits: data.DataSet, tmp_path: Path
+) -> None:
+    shared, wait_s = tmp_path / "shared", 1.5
+    learn("finetune", digits, tmp_path / "first", shared=shared)
+    (path,) = shared.iterdir()
+    trained = path.rename(tmp_path / "trained.krn")
+    told: list[Progress] = []
+    found: dict[str, Any] = {}
+
+    def learn_beside() -> None:
+        found.update(learn("finetune", digits, tmp_path / "second", shared=shared, watch=told.append))
+
+    beside = threading.Thread(target=learn_beside)
+    with making(path):  # as the process does that trains it
+        beside.start()
+        time.sleep(wait_s)
+        assert not any(progress.unit == "iterations" for progress in told)
+        trained.rename(path)
+    beside.join()
+    assert not any(p.unit == "iterations" and "base task" in p.name for p in told)
+    first_s = archive.open_archive(path).metadata["seconds"]
+    assert found["task_seconds"][0] < first_s + wait_s
+    assert list(shared.iterdir()) == [path]
+
+
+def test_who_waited_for_a_base_task_that_failed_trains_it(digits: data.DataSet, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    with pytest.raises(KeyboardInterrupt):
+        learn("finetune", digits, tmp_path / "first", shared=shared, watch=Killed())
+    learn("finetune", digits, tmp_path / "second", shared=shared)
+    assert len(list(shared.glob("base-*.krn"))) == 1
 
 
 def test_the_commit_that_trained_a_shared_base_task_is_named(

@@ -2,7 +2,7 @@
 
     KrnetError
       InputError            the caller's data or settings are refused (also a ValueError)
-        FeatureError  LabelError  SettingError  BudgetError  ResumeError  RunError  BusyFolderError
+        FeatureError  LabelError  SettingError  BudgetError  ResumeError  RunError  BusyFolderError  RecipeError
         DataError           images that cannot be learned from
           UnsafePickleError
       FitError              recording started, but could not continue
@@ -58,6 +58,10 @@ class RunError(InputError):
 
 class BusyFolderError(InputError):
     """Another process is writing to the folder."""
+
+
+class RecipeError(InputError):
+    """A recipe is missing, or its file holds something that no recipe has."""
 
 
 class FitError(KrnetError):

@@ -16,7 +16,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from krnet.errors import RecordingError, ResumeError, SettingError
 from krnet.io import archive, ledger
 from krnet.io.atomic import AnyPath, make_folder, read_json, write_json
 from krnet.io.header import RESTORE
-from krnet.io.lock import working_in
+from krnet.io.lock import making, working_in
 from krnet.io.temporary import TemporaryFolder
 from krnet.learners import base
 from krnet.learners.base_task import check_base
@@ -287,8 +287,22 @@ def _run_or_load(
 ) -> tuple[float, str]:
     """Run the work, or load its result if a file has it.
 
-    Returns the seconds that it took before this process, and the commit of the code that finished it.
+    Returns the seconds that it took before this process, less those of waiting for another one, and the commit of the
+    code that finished it.
     """
+    asked = time.perf_counter()
+    is_done = saving.resume and done.exists()
+    must_make = shared_file is not None and not is_done and not shared_file.exists()
+    # Another process may be training the same base task: wait for its file.
+    with making(shared_file) if must_make and shared_file else nullcontext():
+        waited_s = time.perf_counter() - asked
+        earlier_s, commit = _run_or_load_now(work, saving, done, shared_file, watch)
+    return earlier_s - waited_s, commit
+
+
+def _run_or_load_now(
+    work: base.Work, saving: Saving, done: Path, shared_file: Path | None, watch: Watch | None
+) -> tuple[float, str]:
     sources = ([done] if saving.resume else []) + ([shared_file] if shared_file is not None else [])
     source = next((path for path in sources if path.exists()), None)
     if source is not None:

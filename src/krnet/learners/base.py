@@ -136,6 +136,10 @@ class LearnerConfig:
         """Convert settings that an earlier version of krnet saved to the form of this version."""
         return {"base": base_task.PAPER, **saved}
 
+    def comparable(self) -> dict[str, Any]:
+        """Settings as JSON holds them, those with the same meaning written the same: equal ones make equal runs."""
+        return plain_settings(self)
+
     def schedule(self, task: int) -> Schedule:
         return Schedule(
             epochs=self.epochs if task else self.base_epochs,

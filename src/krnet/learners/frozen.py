@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -35,6 +35,12 @@ class FrozenConfig(LearnerConfig):
         check_choice("reads", self.reads, ("features", "layers"))
         if not isinstance(self.fixed_layers, str):
             check_int("fixed_layers", self.fixed_layers, 1)
+
+    def comparable(self) -> dict[str, Any]:
+        settings = super().comparable()
+        if self.reads == "features":
+            settings["fixed_layers"] = None  # not used
+        return settings
 
 
 class FrozenLearner(Learner):

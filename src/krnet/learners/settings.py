@@ -7,16 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, Protocol
 
 from krnet.config import unknown_setting
-from krnet.data.dataset import DataSet
 from krnet.errors import SettingError
 from krnet.learners import base
 from krnet.learners.base_task import base_settings
 
 
-def defaults_for(data: DataSet, method: str) -> dict[str, Any]:
+class Shaped(Protocol):
+    """What the defaults depend on: a DataSet, or anything that says how large its images are."""
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]: ...
+
+
+def defaults_for(data: Shaped, method: str) -> dict[str, Any]:
     """Defaults for the image size of this data set; the learners' own defaults are meant for CIFAR's 32 pixels."""
     size = max(data.image_shape[1:])
     if size <= 16:
@@ -31,7 +37,7 @@ def defaults_for(data: DataSet, method: str) -> dict[str, Any]:
 
 
 def settings_of(
-    methods: Sequence[str], given: Mapping[str, Any], data: DataSet, preset: str | None = None
+    methods: Sequence[str], given: Mapping[str, Any], data: Shaped, preset: str | None = None
 ) -> dict[str, dict[str, Any]]:
     """By method: the settings to make its config from. Each method gets only those settings that it has.
 

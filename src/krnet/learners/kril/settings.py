@@ -237,13 +237,22 @@ class KrilConfig(LearnerConfig):
         # There was no default budget.
         had_none = "head_width" not in saved and not saved.get("budget") and get_recorder(names["recorder"]).grows
         unlimited = {"budget": 0} if had_none else {}
+        renamed = dict(super().renewed(saved))
+        if "hidden" in renamed:
+            renamed["head_width"] = renamed.pop("hidden")
         return {
             **BEFORE_SOLVED_HEADS,
-            **super().renewed(saved),
+            **renamed,
             **names,
             **unlimited,
             "recorder_settings": parse_settings(own_settings) if isinstance(own_settings, str) else own_settings or {},
         }
+
+    def comparable(self) -> dict[str, Any]:
+        settings = super().comparable()
+        if self.gamma is None and self.recorder_schedule == "fast":
+            settings["gamma"] = FitConfig.gamma  # earlier versions named it in their rows
+        return settings
 
     @property
     def new_features_kind(self) -> str:

@@ -1,7 +1,8 @@
 """The contract of a work: the kind of measurement that a run of a recipe is, such as learning or recording.
 
-    settings of a run, seed -> Work.matches(row)  : does the ledger hold this run already?
-                            -> Work.perform(place): do it, resume it, append its row
+settings of a run, seed -> Work.matches(row)  : does the ledger hold this run already?
+                        -> Work.perform(place): do it, resume it, append its row
+row     -> Work.value   : its number, to stand beside the paper's
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class Place:
 
 class Work(ABC):
     name: ClassVar[str]
+    unit: ClassVar[str] = ""
+    """Unit of `value` where the paper's number names no other."""
 
     @abstractmethod
     def check(self, settings: Mapping[str, Any]) -> None:
@@ -44,6 +47,13 @@ class Work(ABC):
     def perform(self, recipe: str, settings: Mapping[str, Any], seed: int, place: Place) -> Mapping[str, Any]:
         """Run, or go on with what is in the folder, and append a row to the ledger. Returns the row."""
 
+    def value(self, row: Mapping[str, Any], x: str = "", unit: str = "") -> float | None:
+        """The number of a row that stands beside a number of the paper with this x and unit.
+
+        Without x, the one number that sums up the run. None: the row has no such number.
+        """
+        return None
+
 
 _REGISTRY: dict[str, Work] = {}
 
@@ -52,6 +62,10 @@ def register(cls: type[Work]) -> type[Work]:
     assert cls.name not in _REGISTRY, f"two works are called {cls.name}"
     _REGISTRY[cls.name] = cls()
     return cls
+
+
+def work_names() -> tuple[str, ...]:
+    return tuple(_REGISTRY)
 
 
 def get_work(name: str) -> Work:
