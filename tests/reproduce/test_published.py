@@ -101,8 +101,12 @@ def test_the_storage_table_is_in_it():
 
 
 def test_the_tables_of_the_losses_are_in_it():
-    assert values("aux-loss", "with L_aux") == curve(L_AUX, 1) and values("aux-loss", "without L_aux") == curve(L_AUX, 2)
-    assert values("kr2-loss", "with L_kr2") == curve(L_KR2, 1) and values("kr2-loss", "without L_kr2") == curve(L_KR2, 2)
+    assert values("aux-loss", "with L_aux") == curve(L_AUX, 1) and values("aux-loss", "without L_aux") == curve(
+        L_AUX, 2
+    )
+    assert values("kr2-loss", "with L_kr2") == curve(L_KR2, 1) and values("kr2-loss", "without L_kr2") == curve(
+        L_KR2, 2
+    )
 
 
 def test_the_table_of_fixed_layers_is_in_it():

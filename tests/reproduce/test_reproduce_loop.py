@@ -1,4 +1,4 @@
-"""Runs of a recipe: done once, resumed after a kill, kept as a row when they fail, and compared by their newest rows."""
+"""Runs of a recipe: done once, resumed after a kill, a row even when they fail, and compared by their newest rows."""
 
 from __future__ import annotations
 

@@ -28,8 +28,15 @@ from krnet.cli.reproduce import reproduce
 from krnet.errors import KrnetError
 from krnet.io.ledger import package_version
 
+LAST = ("bench", "reproduce", "report")  # typer lists a group of commands, such as bench, behind all others
+
 
 class Commands(TyperGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names in the order of their use."""
+        names = super().list_commands(ctx)
+        return [name for name in names if name not in LAST] + [name for name in LAST if name in names]
+
     def invoke(self, ctx: Any) -> Any:
         """Print a refusal as `error: ...` without a traceback, and exit with code 1."""
         try:

@@ -31,7 +31,9 @@ class Plan(Work):
     name = "plan"
 
     def check(self, settings: Mapping[str, Any]) -> None:
-        _compute(settings)  # takes milliseconds
+        _check(settings)
+        number, num_samples = next(iter(settings["samples"].items()))
+        _compute({**settings, "samples": {number: num_samples}})  # one shows all that can be wrong with the others
 
     def matches(self, row: Mapping[str, Any], settings: Mapping[str, Any], seed: int) -> bool:
         return row.get("outcome") == "ok" and row.get("settings") == {"work": self.name, **settings}
@@ -49,23 +51,30 @@ class Plan(Work):
         return None if number is None or unit not in PAPER_UNITS else number / PAPER_UNITS[unit]
 
 
-def _compute(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Number of classes -> the quantity."""
+def _check(settings: Mapping[str, Any]) -> None:
     for name in OWN:
         if name not in settings:
             raise SettingError(f"{name} is missing; expected {', '.join(OWN)}")
-    samples, quantity = settings["samples"], settings["quantity"]
+    samples = settings["samples"]
     if not isinstance(samples, Mapping) or not samples:
         raise SettingError(f"samples is {samples!r}; expected samples by number of classes, such as {{ 50 = 64817 }}")
-    others = {name: value for name, value in settings.items() if name not in OWN}
-    values = {}
     for text, num_samples in samples.items():
         if not text.isdecimal() or not int(text):
             raise SettingError(f"samples holds {text!r}; expected a number of classes")
         check_int("samples", num_samples, int(text))
+
+
+def _compute(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Number of classes -> the quantity."""
+    quantity = settings["quantity"]
+    others = {name: value for name, value in settings.items() if name not in OWN}
+    values = {}
+    for text, num_samples in settings["samples"].items():
         found = plan(settings["shape"], class_counts=even_counts(num_samples, int(text)), **others)
         if not isinstance(found.get(quantity), (int, float)):
-            raise unknown_setting(str(quantity), [name for name in found if isinstance(found[name], (int, float))])
+            raise unknown_setting(
+                str(quantity), [name for name in found if isinstance(found[name], (int, float))], "quantity"
+            )
         values[text] = found[quantity]
     return values
 
