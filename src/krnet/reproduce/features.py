@@ -77,6 +77,8 @@ class Origin:
     """Classes of each task; the maps are those of the base task. None: half of all classes, then ten tasks."""
     layers: int
     """Layers of the trunk, counted as in the paper."""
+    shape: tuple[int, int, int]
+    """Of a map."""
     network: Callable[[DataSet, protocol.TaskSplit, Place], Classifier]
 
 
@@ -118,10 +120,6 @@ def origin_of(name: str) -> Origin:
     return SETS[name]
 
 
-def check_set(name: str) -> None:
-    origin_of(name)
-
-
 # ------------------------------------------------------------------ networks
 
 
@@ -152,7 +150,7 @@ def strong(seed: int) -> Origin:
         folder = place.shared / f"base-strong-{seed}"
         return task_loop.learn_base(data, split, out=folder, settings={"base": str(path)}, device=place.device)
 
-    return Origin(data="cifar100", layers=23, network=make)
+    return Origin(data="cifar100", layers=23, shape=(64, 8, 8), network=make)
 
 
 def results_file(name: str) -> Path:
@@ -166,13 +164,16 @@ def results_file(name: str) -> Path:
 
 
 SETS: Mapping[str, Origin] = {
-    "cifar100-base": Origin(data="cifar100", layers=23, network=stored_network),
-    "tiny-imagenet": Origin(data="tiny-imagenet-100", layers=13, network=trained(preset="paper")),
+    "cifar100-base": Origin(data="cifar100", layers=23, shape=(64, 8, 8), network=stored_network),
+    "tiny-imagenet": Origin(
+        data="tiny-imagenet-100", layers=13, shape=(256, 16, 16), network=trained(preset="paper")
+    ),
     "digits": Origin(
         data="digits",
         order="natural",
         sizes=(10,),
         layers=5,
+        shape=(32, 4, 4),
         network=trained(preset="paper", settings={"base_epochs": 4}),
     ),
 }
