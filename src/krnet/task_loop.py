@@ -171,8 +171,8 @@ def learn_base(
 ) -> Classifier:
     """Train the network of the base task alone, as `learn` does for methods with a linear head. Returns it.
 
-    An interrupted training goes on from what it left in folder `out`. A base task that a run of `learn` left in `shared`
-    is read, and a new one is left there for later runs.
+    An interrupted training goes on from what it left in folder `out`. A base task that a run of `learn` left in
+    `shared` is read, and a new one is left there for later runs.
     """
     method = "finetune"
     plan = _make_plan(method, data, split, settings_of([method], settings or {}, data, preset)[method], seed, device)

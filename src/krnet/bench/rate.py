@@ -91,9 +91,7 @@ class Bench:
         stem = series.name if budget is None else f"{series.name}-{budget}"
         return self.folder / POINTS_FOLDER / f"{stem.replace('/', '_').replace(':', '_')}.krn"
 
-    def point(
-        self, series: Series, budget: int | None, watch: Watch | None
-    ) -> tuple[dict[str, Any], bool]:
+    def point(self, series: Series, budget: int | None, watch: Watch | None) -> tuple[dict[str, Any], bool]:
         """Return the point, and True if it was scored now. Without a budget, the settings decide the size.
 
         A point that an earlier run made with the same settings is read from its JSON file.

@@ -1,6 +1,7 @@
 """Lock a file, or a folder for one process at a time.
 
     with working_in(folder): ...  ->  another process that tries the same gets a BusyFolderError
+    with one_at_a_time(path): ... ->  another process that tries the same waits
 
 The locks are the kernel's (flock): they end with their process, even if it is killed. Where the system or the drive
 has no locks, nothing is locked.
@@ -45,6 +46,17 @@ def working_in(folder: AnyPath) -> Iterator[None]:
         with suppress(OSError):  # not empty
             for path in made:
                 path.rmdir()
+
+
+@contextmanager
+def one_at_a_time(path: AnyPath) -> Iterator[None]:
+    """Wait until no other process is in a `with` block of this lock file, which is made and stays."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        lock_file(fd)
+        yield
+    finally:
+        os.close(fd)
 
 
 def lock_file(fd: int, *, shared: bool = False, wait: bool = True) -> None:

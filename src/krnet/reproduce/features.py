@@ -5,8 +5,8 @@
 
     cifar100-base         25,000 maps of 64x8x8: the 50 base classes through results/cifar100-base.safetensors
     cifar100-strong-SEED  the same images through the network of results/base/cifar100-lucir1993-strong-SEED.krn
-    tiny-imagenet         25,000 maps of 256x16x16, 6.6 GB: the 50 base classes of the folder tiny-imagenet-100 through a
-                          ResNet-18 for small images, cut after 13 layers, which is trained first (100 epochs)
+    tiny-imagenet         25,000 maps of 256x16x16, 6.6 GB: the 50 base classes of the folder tiny-imagenet-100 through
+                          a ResNet-18 for small images, cut after 13 layers, which is trained first (100 epochs)
     digits                1,442 maps of 32x4x4: all ten digits through a ResNet-8, trained in seconds; for --quick
 
 Maps are written and read in parts: memory stays bounded however many there are.
@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -33,6 +32,7 @@ from krnet.errors import InputError
 from krnet.features.extract import extract
 from krnet.features.source import FeatureSource, open_features
 from krnet.io import ledger
+from krnet.io.lock import one_at_a_time
 from krnet.nn import backbones
 from krnet.nn.heads import Classifier, LinearHead
 from krnet.reproduce.works.base import Place
@@ -83,8 +83,17 @@ class Origin:
 
 
 def open_set(name: str, place: Place) -> FeatureSet:
-    """The feature maps of this name; they are made first if the shared folder does not hold them."""
+    """The feature maps of this name; they are made first if the shared folder does not hold them.
+
+    Of several processes that need them, one makes them and the others wait.
+    """
     origin = origin_of(name)
+    place.shared.mkdir(parents=True, exist_ok=True)
+    with one_at_a_time(place.shared / f"features-{name}.lock"):
+        return _open_or_make(name, origin, place)
+
+
+def _open_or_make(name: str, origin: Origin, place: Place) -> FeatureSet:
     data = registry.load(origin.data, place.data_dir)
     split = protocol.split(origin.order, num_classes=data.num_classes, sizes=origin.sizes)
     model = origin.network(data, split, place).eval().requires_grad_(False)
@@ -92,7 +101,6 @@ def open_set(name: str, place: Place) -> FeatureSet:
     ids = split.samples(data.train.labels, 0)
     images = augment.centre(data.train.images[ids], data.crop)
     labels = split.position[data.train.labels[ids]]
-    place.shared.mkdir(parents=True, exist_ok=True)
     path = extract(
         trunk, images, labels, out=place.shared / f"features-{name}.safetensors", mean=data.mean, std=data.std,
         device=pick_device(place.device), resume=True, watch=place.watch,
@@ -127,7 +135,9 @@ def stored_network(data: DataSet, split: protocol.TaskSplit, place: Place) -> Cl
     """ResNet-32 with the weights that benchmarks/cifar100_base.py wrote, whose layers have numbers for names."""
     model = Classifier(backbones.build("resnet32", shortcut="B"), LinearHead(64, len(split.tasks[0])))
     trunk, tail = backbones.cut(model.backbone, SETS["cifar100-base"].layers)
-    numbered = nn.Sequential(trunk, nn.Sequential(*tail, *model.head.linears))  # shares the modules of the model
+    numbered = nn.Sequential(
+        trunk, nn.Sequential(*tail.children(), *model.head.linears)
+    )  # shares the modules of the model
     numbered.load_state_dict(load_file(results_file(BASE_NETWORK)))
     return model.to(pick_device(place.device))
 
@@ -154,20 +164,20 @@ def strong(seed: int) -> Origin:
 
 
 def results_file(name: str) -> Path:
-    path = ledger.project_folder() / RESULTS / name
-    if not path.is_file():
+    """A network that comes with the source: in the clone that the current folder lies in, or this package."""
+    candidates = [root / RESULTS / name for root in (ledger.project_folder(), Path(__file__).resolve().parents[3])]
+    found = next((path for path in candidates if path.is_file()), None)
+    if found is None:
         raise InputError(
-            f"{path}: no such file; expected the network of the base task, which comes with the source. Run the "
-            f"command inside a copy of the repository (git clone)"
+            f"{candidates[0]}: no such file; expected the network of a base task, which comes with the source. Run the "
+            f"command inside a clone of the repository"
         )
-    return path
+    return found
 
 
 SETS: Mapping[str, Origin] = {
     "cifar100-base": Origin(data="cifar100", layers=23, shape=(64, 8, 8), network=stored_network),
-    "tiny-imagenet": Origin(
-        data="tiny-imagenet-100", layers=13, shape=(256, 16, 16), network=trained(preset="paper")
-    ),
+    "tiny-imagenet": Origin(data="tiny-imagenet-100", layers=13, shape=(256, 16, 16), network=trained(preset="paper")),
     "digits": Origin(
         data="digits",
         order="natural",

@@ -1,7 +1,7 @@
 """Nearest neighbours and t-SNE of features: whether classes lie among replays as they do among real features.
 
-    queries, candidates (N, D) of the same samples -> neighbour_accuracy -> share of right majority votes
-    features (N, D)                                -> embed              -> points (N, 2)
+queries, candidates (N, D) of the same samples -> neighbour_accuracy -> share of right majority votes
+features (N, D)                                -> embed              -> points (N, 2)
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from krnet.bench.plan import check_settings
@@ -25,9 +24,11 @@ from krnet.errors import SettingError
 from krnet.features.source import FeatureSource, open_features
 from krnet.features.stats import FeatureStats, scan
 from krnet.io.header import digest
+from krnet.io.lock import one_at_a_time
 from krnet.nn.fingerprint import fingerprint
 from krnet.nn.loaded import LoadedHead, LoadedTrunk
 from krnet.nn.paper_config import PRESETS
+from krnet.progress import Watch
 from krnet.recorders.base import Recorder, check_inputs, check_names, get_recorder
 from krnet.reproduce.features import FeatureSet, origin_of
 from krnet.reproduce.works.base import Place
@@ -76,7 +77,7 @@ class RecordingSettings:
                 raise SettingError(f"given has {name}, which is a setting of its own; take it out of given")
         if self.schedule is not None:
             check_choice("schedule", self.schedule, SCHEDULES)
-        check_settings(recorder, origin_of(self.features).shape, LEAST_SAMPLES, fit | self.given)
+        check_settings(recorder, origin_of(self.features).shape, LEAST_SAMPLES, {**fit, **self.given})
 
     @property
     def chosen_recorder(self) -> Recorder:
@@ -112,6 +113,13 @@ class RecordingSettings:
         source = open_features(features.images)
         return self._bench("images", source, features.labels, scan(source), None, seed, place, {}, None)
 
+    def measure(self, bench: Bench, watch: Watch | None) -> tuple[dict[str, Any], Path]:
+        """Record, or read what an earlier run recorded; return the measurements and the file of the recording."""
+        path = bench.path(self.series, self.budget_bytes)
+        with one_at_a_time(bench.folder / "recording.lock"):
+            point, _ = bench.point(self.series, self.budget_bytes, watch)
+        return point, path
+
     def _bench(
         self, what: str, source: FeatureSource, labels: Tensor, stats: FeatureStats, head: LoadedHead | None, seed: int,
         place: Place, settings: Mapping[str, Any], images: ImageInputs | None,
@@ -126,4 +134,3 @@ class RecordingSettings:
         """Where the recording of these settings is, for all runs that need it."""
         identity = json.dumps([what, asdict(self), stats.digest, seed], sort_keys=True)
         return place.shared / "recordings" / f"{self.features}-{self.recorder}-{digest(identity.encode())[:12]}"
-

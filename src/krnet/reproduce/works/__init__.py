@@ -4,3 +4,4 @@ from krnet.reproduce.works import embed as embed
 from krnet.reproduce.works import images as images
 from krnet.reproduce.works import record as record
 from krnet.reproduce.works import speed as speed
+from krnet.reproduce.works import zeros as zeros

@@ -9,6 +9,8 @@ pictures and numbers can be compared.
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -19,7 +21,7 @@ import torch
 from torch import Tensor
 
 from krnet import api
-from krnet.config import check_choice, check_int, from_dict
+from krnet.config import check_int, from_dict
 from krnet.errors import SettingError
 from krnet.io import ledger
 from krnet.io.atomic import atomic_write
@@ -48,8 +50,6 @@ class EmbedSettings:
     """Samples of all these classes together, equally many of each."""
     neighbours: int = 10
     """Nearest neighbours that vote for the class of a sample."""
-    keep_points: bool = True
-    """Write the points beside the ledger, in results/tsne; otherwise into the folder of the run."""
     recording: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the recording, those of work `record`; none: the real features."""
 
@@ -58,7 +58,6 @@ class EmbedSettings:
         check_int("classes", self.classes, 2)
         check_int("points", self.points, 2 * self.classes, MOST_POINTS)
         check_int("neighbours", self.neighbours, 1, self.points // self.classes - 1)
-        check_choice("keep_points", self.keep_points, (True, False))
         if self.recording:
             self.recorded  # noqa: B018  refuses settings that are none
 
@@ -87,6 +86,7 @@ class EmbedSettings:
 @register
 class Embed(Work):
     name = "embed"
+    unit = "%"
 
     def check(self, settings: Mapping[str, Any]) -> None:
         EmbedSettings.of(settings)
@@ -115,8 +115,8 @@ class Embed(Work):
             metrics |= measure(real, shown, labels, own.neighbours)
             say("t-SNE")
             points = embed(shown, seed)
-            path = self._points_path(own, seed, place)
-            write_points(path, points, [features.class_names[label] for label in features.labels[ids].tolist()])
+            points_file = f"{POINTS_FOLDER}/{points_name(own, seed)}"
+            write_points(ledger.default_path().parent / points_file, points, features, ids)
         return ledger.append(
             recipe,
             settings={**row_own, **own.plain, "work": self.name, "num_samples": len(features.labels)},
@@ -124,7 +124,7 @@ class Embed(Work):
                 **metrics,
                 "num_points": len(ids),
                 "class_names": [features.class_names[label] for label in classes.tolist()],
-                "points": path,
+                "points_file": points_file,
                 "commits": effort.commits,
             },
             seconds=effort.seconds,
@@ -138,8 +138,7 @@ class Embed(Work):
     ) -> tuple[Tensor, list[Path], dict[str, Any], dict[str, Any]]:
         recorded = own.recorded
         bench = recorded.bench(features, seed, place)
-        point, _ = bench.point(recorded.series, recorded.budget_bytes, place.watch)
-        path = bench.path(recorded.series, recorded.budget_bytes)
+        point, path = recorded.measure(bench, place.watch)
         trunk = features.trunk if recorded.chosen_recorder.replay_inputs else None
         if trunk is not None and bench.image_inputs is not None:
             trunk = bench.image_inputs.trunk
@@ -147,13 +146,19 @@ class Embed(Work):
         metrics = {name: point[name] for name in ("bytes", "mse", "r2", "replay_accuracy", "iterations")}
         return replayed, [path], metrics, row_settings(self.name, recorded, point["settings"])
 
-    def _points_path(self, own: EmbedSettings, seed: int, place: Place) -> Path:
-        folder = ledger.default_path().parent / POINTS_FOLDER if own.keep_points else place.folder
-        if not own.recording:
-            return folder / f"{own.features}-{REAL}-{seed}.csv"
-        recorded = own.recorded
-        size = [str(value) for value in (recorded.preset, recorded.budget, recorded.iterations) if value is not None]
-        return folder / f"{'-'.join([own.features, recorded.recorder, *size])}-{seed}.csv"
+    def value(self, row: Mapping[str, Any], x: str = "", unit: str = "") -> float | None:
+        """Percent of features whose nearest neighbours are of their class."""
+        found = row["metrics"].get("neighbour_accuracy")
+        return None if found is None or unit not in ("", self.unit) else 100 * found
+
+
+def points_name(own: EmbedSettings, seed: int) -> str:
+    """The file of the points, by what tells the pictures of a recipe apart."""
+    if not own.recording:
+        return f"{own.features}-{REAL}-{seed}.csv"
+    recorded = own.recorded
+    size = [str(value) for value in (recorded.preset, recorded.budget, recorded.iterations) if value is not None]
+    return f"{'-'.join([own.features, recorded.recorder, *size])}-{seed}.csv"
 
 
 def choose_samples(labels: Tensor, num_classes: int, num_points: int, seed: int) -> Tensor:
@@ -180,9 +185,13 @@ def measure(real: Tensor, shown: Tensor, labels: Tensor, k: int) -> dict[str, fl
     }
 
 
-def write_points(path: Path, points: np.ndarray, names: list[str]) -> None:
-    """Write x, y and the name of the class of each point."""
+def write_points(path: Path, points: np.ndarray, features: FeatureSet, ids: Tensor) -> None:
+    """Write x, y, and the number and the name of the class of each point."""
+    lines = io.StringIO()
+    writer = csv.writer(lines, lineterminator="\n")  # names of classes may hold commas
+    writer.writerow(("x", "y", "label", "class"))
+    for (x, y), label in zip(points.tolist(), features.labels[ids].tolist(), strict=True):
+        writer.writerow((f"{x:.2f}", f"{y:.2f}", label, features.class_names[label]))
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = ["x,y,label", *(f"{x:.2f},{y:.2f},{name}" for (x, y), name in zip(points.tolist(), names, strict=True))]
     with atomic_write(path) as file:
-        file.write(("\n".join(lines) + "\n").encode())
+        file.write(lines.getvalue().encode())

@@ -9,7 +9,7 @@ The other side, the maps recorded within the same bytes, is a run of work `recor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from krnet.reproduce.effort import counting
 from krnet.reproduce.features import FeatureSet, open_set
 from krnet.reproduce.recordings import RecordingSettings
 from krnet.reproduce.works.base import Place, Work, register
-from krnet.reproduce.works.record import NOT_METRICS, row_settings, same_recording
+from krnet.reproduce.works.record import NOT_METRICS, Record, row_settings, same_recording
 
 OF_MAPS = ("mse", "r2", "replay_accuracy", "replay_per_second")  # of a point of images: named apart in the row
 
@@ -37,6 +37,7 @@ OF_MAPS = ("mse", "r2", "replay_accuracy", "replay_per_second")  # of a point of
 @register
 class Images(Work):
     name = "images"
+    unit = "R2"
 
     def check(self, settings: Mapping[str, Any]) -> None:
         read_settings(settings)
@@ -51,13 +52,12 @@ class Images(Work):
         with counting(place.folder) as effort:
             features = open_set(own.features, place)
             bench = own.image_bench(features, seed, place)
-            point, _ = bench.point(own.series, own.budget_bytes, place.watch)
-            path = bench.path(own.series, own.budget_bytes)
+            point, path = own.measure(bench, place.watch)
             recording = api.open(path, bench.device)
             announcing(place.watch)("maps of the replayed images")
             metrics = {name: value for name, value in point.items() if name not in (*NOT_METRICS, *OF_MAPS)}
             metrics |= {"image_mse": point["mse"], "image_r2": point["r2"]}
-            metrics |= measure_maps(features, lambda ids: recording.replay(ids), bench.device)
+            metrics |= measure_maps(features, recording.replay, bench.device)
         return ledger.append(
             recipe,
             settings=row_settings(self.name, own, point["settings"])
@@ -68,6 +68,8 @@ class Images(Work):
             class_order=features.class_order,
             files=[path],
         )
+
+    value = Record.value
 
 
 def read_settings(settings: Mapping[str, Any]) -> RecordingSettings:
@@ -80,7 +82,9 @@ def read_settings(settings: Mapping[str, Any]) -> RecordingSettings:
     return own
 
 
-def measure_maps(features: FeatureSet, replay_images: Any, device: torch.device) -> dict[str, float]:
+def measure_maps(
+    features: FeatureSet, replay_images: Callable[[Tensor], Tensor], device: torch.device
+) -> dict[str, float]:
     """R2, MSE and replay accuracy of the maps that the trunk makes of replayed images, beside the real maps."""
     source, trunk = features.source(), features.trunk.to(device).eval()
     head = LoadedHead(features.name, features.head.to(device), digest=fingerprint(features.head))

@@ -24,10 +24,14 @@ RATE_FEATURES, RATE_SHAPE, RATE_SAMPLES = "cifar100-base", (64, 8, 8), 25_000
 NOT_METRICS = ("recorder", "settings", "budget", "given", "versions", "file", "seconds")
 """Of a point of the bench: a row has them elsewhere."""
 
+VALUES = {"": ("r2", 1), "R2": ("r2", 1), "MSE": ("mse", 1), "%": ("replay_accuracy", 100)}
+"""Unit -> metric, and what it is multiplied by."""
+
 
 @register
 class Record(Work):
     name = "record"
+    unit = "R2"
 
     def check(self, settings: Mapping[str, Any]) -> None:
         from_dict(RecordingSettings, settings)
@@ -45,7 +49,7 @@ class Record(Work):
         with counting(place.folder) as effort:
             features = open_set(own.features, place)
             bench = own.bench(features, seed, place)
-            point, _ = bench.point(own.series, own.budget_bytes, place.watch)
+            point, path = own.measure(bench, place.watch)
             metrics = {name: value for name, value in point.items() if name not in NOT_METRICS}
             metrics |= {"real_accuracy": bench.real_accuracy(), "zero_ratio": bench.stats.zero_ratio}
         return ledger.append(
@@ -56,8 +60,14 @@ class Record(Work):
             seconds=effort.seconds,
             seed=seed,
             class_order=features.class_order,
-            files=[bench.path(own.series, own.budget_bytes)],
+            files=[path],
         )
+
+    def value(self, row: Mapping[str, Any], x: str = "", unit: str = "") -> float | None:
+        """R2, or the MSE, or the replay accuracy in percent."""
+        name, scale = VALUES.get(unit, (None, 1))
+        found = row["metrics"].get(name)
+        return None if found is None else scale * found
 
 
 def row_settings(work: str, own: RecordingSettings, resolved: Mapping[str, Any]) -> dict[str, Any]:
