@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -35,7 +35,9 @@ from krnet.io import ledger
 from krnet.io.lock import one_at_a_time
 from krnet.nn import backbones
 from krnet.nn.heads import Classifier, LinearHead
-from krnet.reproduce.works.base import Place
+
+if TYPE_CHECKING:  # works import this module
+    from krnet.reproduce.works.base import Place
 
 RESULTS = "results"
 BASE_NETWORK = "cifar100-base.safetensors"

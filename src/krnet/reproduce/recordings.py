@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -31,8 +31,10 @@ from krnet.nn.paper_config import PRESETS
 from krnet.progress import Watch
 from krnet.recorders.base import Recorder, check_inputs, check_names, get_recorder
 from krnet.reproduce.features import FeatureSet, origin_of
-from krnet.reproduce.works.base import Place
 from krnet.train.config import SCHEDULES
+
+if TYPE_CHECKING:  # works import this module
+    from krnet.reproduce.works.base import Place
 
 LEAST_SAMPLES = 1000  # of a set: settings are checked before the set is made
 OF_TRAINING = ("schedule", "iterations", "time_budget", "stop_at_r2")

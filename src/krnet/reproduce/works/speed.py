@@ -30,7 +30,7 @@ OLD_NAMES = {"base task": "cifar100-base"}
 class SpeedSettings:
     """Which network is timed, and on which maps."""
 
-    preset: str | None = "cifar100"
+    preset: str | None = None
     """Network of the paper; none: the sizes that fit the maps."""
     features: str = RANDOM
     """random, maps of the preset's usual shape; or a feature set."""
@@ -40,6 +40,8 @@ class SpeedSettings:
     """Samples per update; by default 1000."""
     targets: tuple[float, ...] = ()
     """R2 to which a whole fit is timed; needs a feature set."""
+    step_time_s: float = speed.STEP_TIME_S
+    """Seconds over which each step is timed."""
 
     def __post_init__(self) -> None:
         if self.preset is not None:
@@ -50,6 +52,7 @@ class SpeedSettings:
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), 1)
         object.__setattr__(self, "targets", tuple(self.targets))
+        check_range("step_time_s", self.step_time_s, 0.001)
         for target in self.targets:
             check_range("targets", target, 0, 1)
         if self.targets and self.features == RANDOM:
@@ -57,33 +60,28 @@ class SpeedSettings:
         if self.num_samples is not None and self.features != RANDOM:
             raise SettingError(f"num_samples is given, and {self.features} has its own number; leave it out")
 
-    @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> SpeedSettings:
-        """From the settings of a recipe, in which no preset is written as none."""
-        plain = {name: None if (name, value) == ("preset", "none") else value for name, value in settings.items()}
-        return from_dict(cls, plain)
-
 
 @register
 class Speed(Work):
     name = "speed"
 
     def check(self, settings: Mapping[str, Any]) -> None:
-        SpeedSettings.of(settings)
+        from_dict(SpeedSettings, settings)
 
     def matches(self, row: Mapping[str, Any], settings: Mapping[str, Any], seed: int) -> bool:
-        own = SpeedSettings.of(settings)
+        own = from_dict(SpeedSettings, settings)
         saved = row["settings"]
         if row["outcome"] != "ok" or row["seed"] != seed or (saved.get("work") or row["recipe"]) != self.name:
             return False
         if not row["metrics"]["steps"].keys() >= FUSED_STEPS:  # a row of an earlier version, which timed fewer
             return False
         plain = asdict(own) | {"targets": list(own.targets)}
-        found = {**saved, "features": OLD_NAMES.get(saved["features"], saved["features"])}
+        known = {"step_time_s": speed.STEP_TIME_S, **saved}  # earlier versions had no such setting
+        found = {**known, "features": OLD_NAMES.get(saved["features"], saved["features"])}
         return all(found.get(f.name) == plain[f.name] for f in fields(own))
 
     def perform(self, recipe: str, settings: Mapping[str, Any], seed: int, place: Place) -> Mapping[str, Any]:
-        own = SpeedSettings.of(settings)
+        own = from_dict(SpeedSettings, settings)
         fit = {} if own.batch_size is None else {"batch_size": own.batch_size}
         with counting(place.folder) as effort:
             maps, labels, order = None, None, None
@@ -92,7 +90,7 @@ class Speed(Work):
                 maps, labels, order = features.source(), features.labels, features.class_order
             metrics = speed.bench(
                 maps, labels, preset=own.preset, num_samples=own.num_samples, device=place.device, targets=own.targets,
-                seed=seed, watch=place.watch, **fit,
+                step_time_s=own.step_time_s, seed=seed, watch=place.watch, **fit,
             )  # fmt: skip
         return ledger.append(
             recipe,
