@@ -1,6 +1,7 @@
 """The task loop: every method learns the same tasks and is scored the same way, and a run can be killed at any time.
 
     data, task split, method, settings -> learn -> DIR/run.json, DIR/state.krn (the learner after its last task)
+                                       -> learn_base -> the network after the base task alone
 
     for each task:   learner.learn(task) -> pieces of Work; each is run, or read from its file if it was finished
                      learner.predict(test images of all tasks so far) -> correct answers
@@ -39,6 +40,7 @@ from krnet.learners import base
 from krnet.learners.base_task import check_base
 from krnet.learners.scores import scores, storage
 from krnet.learners.settings import settings_of
+from krnet.nn.heads import Classifier
 from krnet.progress import Progress, Watch, closing_watch
 from krnet.run import DATA_KEY, RUN_FILE, SETTINGS_FILE, STATE_FILE, Run, Setup
 from krnet.train.classifier import Saving
@@ -154,6 +156,43 @@ def learn(
         return Run(result, folder, setup)
 
 
+def learn_base(
+    data: DataSet,
+    split: TaskSplit,
+    *,
+    out: AnyPath,
+    settings: Mapping[str, Any] | None = None,
+    preset: str | None = None,
+    seed: int = 0,
+    device: str | None = None,
+    shared: AnyPath | None = None,
+    watch: Watch | None = None,
+    checkpoint_s: float = 60.0,
+) -> Classifier:
+    """Train the network of the base task alone, as `learn` does for methods with a linear head. Returns it.
+
+    An interrupted training goes on from what it left in folder `out`. A base task that a run of `learn` left in
+    `shared` is read, and a new one is left there for later runs.
+    """
+    method = "finetune"
+    plan = _make_plan(method, data, split, settings_of([method], settings or {}, data, preset)[method], seed, device)
+    folder, shared_folder = Path(out), Path(shared) if shared else None
+    with working_in(folder), torch.random.fork_rng(devices=[]), exact_math():
+        torch.manual_seed(seed)
+        context = base.Context(data, split, plan.device, seed, folder)
+        learner = plan.learner_class(context, plan.config)
+        learner.expand(0)
+        torch.manual_seed(context.seed_for(0, 1))  # as before the first work of `learn`
+        work = learner.base_work()
+        shared_file = _shared_path(work, shared_folder)
+        watch_work = _watch_work(watch, f"base task: {work.name}", work.epochs)
+        saving = Saving(folder / "base.partial", True, checkpoint_s)
+        with _with_advice("Remove this file: the base task is then trained again"):
+            _run_or_load(work, saving, folder / "base.done", shared_file, watch_work)
+    learner.model.eval().requires_grad_(False)
+    return learner.model
+
+
 def _hold_out(data: DataSet, validation: int) -> DataSet:
     check_int("validation", validation, 0)
     return data.with_validation(validation) if validation else data
@@ -239,7 +278,7 @@ def _run_task(
         started += time.perf_counter() - watch_started  # do not count it: the first call imports TensorBoard
         partial, done = folder / f"task-{task}-{number}.partial", folder / f"task-{task}-{number}.done"
         files += [partial, done]
-        shared_file = None if shared is None or work.shared is None else shared / f"base-{_digest(work.shared)}.krn"
+        shared_file = _shared_path(work, shared)
         saving = Saving(partial, resume, checkpoint_s)
         with _with_advice(f"Remove this file: {work.name} of {protocol.task_name(task)} is then trained again"):
             seconds, commit = _run_or_load(work, saving, done, shared_file, watch_work)
@@ -266,6 +305,11 @@ def _run_task(
     archive.write(folder / STATE_FILE, learner.state(), metadata)
     for path in files:
         path.unlink(missing_ok=True)
+
+
+def _shared_path(work: base.Work, shared: Path | None) -> Path | None:
+    """The file in the folder of base tasks where runs look for this work; None if they do not share it."""
+    return None if shared is None or work.shared is None else shared / f"base-{_digest(work.shared)}.krn"
 
 
 def _watch_work(watch: Watch | None, name: str, epochs: int | None) -> Watch | None:

@@ -36,7 +36,7 @@ from maps import relu_maps
 CPU = pick_device("cpu")
 FIELDS = {
     "recorder", "settings", "budget", "over_budget", "bytes", "bytes_per_sample", "bits_per_value", "mse", "r2",
-    "replay_accuracy", "fit_seconds", "replay_per_second", "device", "versions", "file",
+    "replay_accuracy", "iterations", "fit_seconds", "replay_per_second", "device", "versions", "file",
 }  # fmt: skip
 
 

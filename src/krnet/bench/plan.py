@@ -72,7 +72,7 @@ def plan(
     chosen = get_recorder(recorder or default_recorder(preset))
     check_inputs(chosen, {"preset": preset})
     check_names(chosen, settings)
-    own = _check_settings(chosen, shape, sum(class_counts), settings)
+    own = check_settings(chosen, shape, sum(class_counts), settings)
     table = chosen.storage_table(shape, class_counts, preset, own) if budget is None else None
     if table is not None:
         return table
@@ -110,7 +110,7 @@ def _as_sequence(name: str, given: Any, example: str) -> Sequence[Any]:
     return tuple(given)
 
 
-def _check_settings(
+def check_settings(
     recorder: Recorder, shape: tuple[int, ...], num_samples: int, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Refuse values that `krnet.record` would refuse; return the recorder's own settings, without those of its fit."""

@@ -81,20 +81,22 @@ class Bench:
     head: LoadedHead | None
     device: torch.device
     options: dict[str, Any]
-    """Options of every fit: iterations, time_budget, seed."""
+    """Options of every fit: iterations, time_budget, seed, and the preset and schedule if there are."""
     settings: Mapping[str, Any]
     """Settings for every recorder that has a setting of that name."""
     image_inputs: ImageInputs | None
 
-    def point(
-        self, series: Series, budget: int, watch: Watch | None
-    ) -> tuple[dict[str, Any], bool]:
-        """Return the point, and True if it was scored now.
+    def path(self, series: Series, budget: int | None) -> Path:
+        """The recording of a point."""
+        stem = series.name if budget is None else f"{series.name}-{budget}"
+        return self.folder / POINTS_FOLDER / f"{stem.replace('/', '_').replace(':', '_')}.krn"
+
+    def point(self, series: Series, budget: int | None, watch: Watch | None) -> tuple[dict[str, Any], bool]:
+        """Return the point, and True if it was scored now. Without a budget, the settings decide the size.
 
         A point that an earlier run made with the same settings is read from its JSON file.
         """
-        stem = f"{series.name}-{budget}".replace("/", "_").replace(":", "_")
-        path = self.folder / POINTS_FOLDER / f"{stem}.krn"
+        path = self.path(series, budget)
         json_path = path.with_suffix(".json")
         recorder = base.get_recorder(series.recorder)
         # A recorder that takes a head is fitted with it (L_kr2), as for a classifier that learns from the replays.
@@ -134,7 +136,7 @@ class Bench:
             write_json(json_path, saved)
         return saved["point"], is_new
 
-    def score(self, series: Series, budget: int, path: Path, seconds: float) -> dict[str, Any]:
+    def score(self, series: Series, budget: int | None, path: Path, seconds: float) -> dict[str, Any]:
         """Open a recording and measure its size, its error, its replay accuracy and its replay speed."""
         inputs = self.image_inputs if base.get_recorder(series.recorder).replay_inputs else None
         recording = api.open(path, self.device, trunk=None if inputs is None else inputs.trunk)
@@ -153,20 +155,21 @@ class Bench:
             return batch
 
         measured = fidelity(replay, self.source, self.stats)
-        size_bytes, num_samples = os.stat(path).st_size, len(self.source)
+        size_bytes, num_samples, info = os.stat(path).st_size, len(self.source), recording.info()
         return {
             "recorder": series.recorder,
             "given": series.settings,
             "settings": recording.settings,
             "budget": budget,
-            "over_budget": size_bytes > budget,
+            "over_budget": budget is not None and size_bytes > budget,
             "bytes": size_bytes,
             "bytes_per_sample": size_bytes / num_samples,
             "bits_per_value": 8 * size_bytes / self.stats.count,
             "mse": measured.mse,
             "r2": measured.r2,
             "replay_accuracy": None if self.head is None else num_right / num_samples,
-            "fit_seconds": recording.info()["fit_seconds"],
+            "iterations": info["iterations"],
+            "fit_seconds": info["fit_seconds"],
             "seconds": seconds,
             "replay_per_second": num_samples / max(replay_s, 1e-9),
             "device": ledger.device_name() if self.device.type == "cuda" else "cpu",

@@ -43,7 +43,7 @@ from krnet.train.loop import Outcome
 
 REPLAY_BATCHES = (1, 256, 4096)  # samples
 STREAMED_SAMPLES = 25_000  # size limit of the file that a streamed step reads, in samples
-MIN_STEP_TIME_S = 2.0  # seconds over which a step is timed
+STEP_TIME_S = 2.0  # seconds over which a step is timed
 HALF_WAY = 0.5  # progress of the fit, which sets the learning rate of the timed steps
 ADAM_BYTES = 32  # per weight: weight and two moments read and written, gradient written and read, all fp32
 COUNTED_LAYERS = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)  # the other layers cost little beside these
@@ -118,15 +118,15 @@ def seconds_per_call(
     return sorted(measured_s)[repeats // 2]
 
 
-def measure_peaks(device: torch.device) -> dict[str, float]:
+def measure_peaks(device: torch.device, at_least_s: float = 0.5) -> dict[str, float]:
     """Measure FLOP/s by a large matrix product, in the precision of a fit, and bytes/s by a large copy."""
     cuda = device.type == "cuda"
     size, dtype = (8192, torch.bfloat16) if cuda else (2048, torch.float32)
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    product_s = seconds_per_call(lambda: a @ b, device)
+    product_s = seconds_per_call(lambda: a @ b, device, at_least_s)
     source = torch.randn((1 << 30) if cuda else (1 << 25), device=device)  # larger than any cache
     target = torch.empty_like(source)
-    copy_s = seconds_per_call(lambda: target.copy_(source), device)
+    copy_s = seconds_per_call(lambda: target.copy_(source), device, at_least_s)
     return {"flops_per_second": 2 * size**3 / product_s, "bytes_per_second": 2 * source.nbytes / copy_s}
 
 
@@ -138,10 +138,14 @@ def bench(
     num_samples: int | None = None,
     device: str | None = None,
     targets: tuple[float, ...] = (),
+    step_time_s: float = STEP_TIME_S,
     watch: Watch | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Time the steps of a fit and replay; given features, also the fit to each R2 of `targets`."""
+    """Time the steps of a fit and replay; given features, also the fit to each R2 of `targets`.
+
+    step_time_s  seconds over which each step is timed; all else is timed over a quarter of them
+    """
     torch_device, say = pick_device(device), announcing(watch)
     if features is None:
         channels, size = (256, 16) if (preset or "").startswith("imagenet") else (64, 8)
@@ -153,7 +157,7 @@ def bench(
     samples = Samples(len(source), source.shape, check_labels(labels, len(source)))
     stats = scan(source)
     say("ceilings of the device")
-    peaks = measure_peaks(torch_device)
+    peaks = measure_peaks(torch_device, step_time_s / 4)
     result: dict[str, Any] = {"device": ledger.device_name(), "preset": preset, **peaks, "steps": {}}
     fits: dict[str, KRNetFit] = {}
     # The plain step comes after the fused one: cuDNN would keep the algorithms that it chose for the plain one.
@@ -172,7 +176,7 @@ def bench(
         synchronize(torch_device)
         ready_s = time.perf_counter() - started
         iterations = iter(range(1, 1 << 30))
-        step_s = seconds_per_call(partial(run_step, trainee, iterations), torch_device, MIN_STEP_TIME_S)
+        step_s = seconds_per_call(partial(run_step, trainee, iterations), torch_device, step_time_s)
         cost = step_cost(config, table.num_groups, batch_size(job), 2 if torch_device.type == "cuda" else 4)
         floor_s = cost.floor_s(peaks)
         result["steps"][name] = {
@@ -188,8 +192,9 @@ def bench(
     trainee = fits["muon"]
     if torch_device.type == "cuda":
         say("step: features streamed from disk")
-        result["steps"]["muon"]["streamed_milliseconds"] = 1e3 * streamed_step_s(trainee, source, torch_device)
-    result["replay"] = bench_replay(trainee, source.shape, samples, torch_device, say)
+        streamed_s = streamed_step_s(trainee, source, torch_device, step_time_s)
+        result["steps"]["muon"]["streamed_milliseconds"] = 1e3 * streamed_s
+    result["replay"] = bench_replay(trainee, source.shape, samples, torch_device, say, step_time_s / 4)
     result["targets"] = {}
     for target in targets:
         say(f"time to R2 {target}")
@@ -209,7 +214,7 @@ class StreamedFeed(Feed):
         return None
 
 
-def streamed_step_s(trainee: KRNetFit, source: FeatureSource, device: torch.device) -> float:
+def streamed_step_s(trainee: KRNetFit, source: FeatureSource, device: torch.device, at_least_s: float) -> float:
     """Time a step whose batches are read from a file; it is as fast as in memory while reading keeps up."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "features.npy"
@@ -217,7 +222,7 @@ def streamed_step_s(trainee: KRNetFit, source: FeatureSource, device: torch.devi
         feed, trainee.feed = trainee.feed, StreamedFeed(open_features(path), trainee.feed.batch_size, 0, device)
         graph, trainee.graph = trainee.graph, trainee.capture()
         try:
-            return seconds_per_call(partial(run_step, trainee, iter(range(1 << 30))), device, MIN_STEP_TIME_S)
+            return seconds_per_call(partial(run_step, trainee, iter(range(1 << 30))), device, at_least_s)
         finally:
             trainee.feed.close()
             trainee.feed, trainee.graph = feed, graph
@@ -239,7 +244,12 @@ def read_from_disk(source: FeatureSource, ids: Tensor, device: torch.device) -> 
 
 
 def bench_replay(
-    trainee: KRNetFit, shape: tuple[int, ...], samples: Samples, device: torch.device, say: Callable[[str], None]
+    trainee: KRNetFit,
+    shape: tuple[int, ...],
+    samples: Samples,
+    device: torch.device,
+    say: Callable[[str], None],
+    at_least_s: float = 0.5,
 ) -> dict[str, Any]:
     """Measure samples per second for each batch size and each way to get features back.
 
@@ -265,5 +275,5 @@ def bench_replay(
                 "plain": partial(replay_plain, trainee.net, group, slot),
                 "raw_from_disk": partial(read_from_disk, raw, ids, device),
             }
-            result[str(batch)] = {name: batch / seconds_per_call(run, device) for name, run in ways.items()}
+            result[str(batch)] = {name: batch / seconds_per_call(run, device, at_least_s) for name, run in ways.items()}
     return result

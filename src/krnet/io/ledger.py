@@ -109,6 +109,11 @@ def default_path() -> Path:
     return Path(named) if named else _project() / "results" / "ledger.jsonl"
 
 
+def project_folder() -> Path:
+    """Return the current git work tree, or else the current folder."""
+    return _project()
+
+
 def commit() -> str:
     """Return the commit of the running code, with "+dirty" if tracked files differ from it, or else "unknown".
 

@@ -162,14 +162,14 @@ class ResNet(nn.Module):
 
     @property
     def cuts(self) -> tuple[int, ...]:
-        """Numbers of layers after which it can be cut: the stem has one layer, each basic block two."""
-        return tuple(range(1, 2 * len(self.blocks) + 2, 2))
+        """Numbers of layers after which it can be cut: 0, or after the stem, one layer, and each basic block, two."""
+        return (0, *range(1, 2 * len(self.blocks) + 2, 2))
 
     def cut(self, at: int) -> tuple[nn.Sequential, nn.Sequential]:
         """Cut after `at` layers, counted as in the KRNet paper: F2's last layer is the classifier, so ResNet-32 cut
-        after 23 layers leaves 9."""
-        blocks, num_blocks = list(self.blocks), self.cuts.index(at)
-        return nn.Sequential(self.stem, *blocks[:num_blocks]), nn.Sequential(*blocks[num_blocks:], *self.pool)
+        after 23 layers leaves 9. Cut after 0 layers, the trunk is the identity: its maps are the images."""
+        parts, num_parts = [self.stem, *self.blocks], self.cuts.index(at)
+        return nn.Sequential(*parts[:num_parts]), nn.Sequential(*parts[num_parts:], *self.pool)
 
     def maps(self, x: Tensor) -> Tensor:
         """Feature maps (B, feature_dim, h, w) of the last block."""

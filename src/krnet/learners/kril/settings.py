@@ -99,8 +99,9 @@ class KrilConfig(LearnerConfig):
     smoothing: float = 0.1
     """Label smoothing of head=mlp."""
     fixed_layers: int | str | None = None
-    """Layers of F1, counted as in the paper: the first convolution is one layer, each basic block two. The head reads
-    the last map of F1 and all layers of F2. By default 19, and 23 with recorded=maps."""
+    """Layers of F1, counted as in the paper: the first convolution is one layer, each basic block two. With 0,
+    F1 is the identity, and images are recorded. The head reads the last map of F1 and all layers of F2. By default 19,
+    and 23 with recorded=maps."""
     tail_lr: float = 0.05
     """Learning rate of F2 without its classifier, as a fraction of the classifier's learning rate."""
     aux: float = 2.0
@@ -151,7 +152,7 @@ class KrilConfig(LearnerConfig):
         object.__setattr__(self, "recorder_settings", self._own_settings())
         self._resolve()
         if not isinstance(self.fixed_layers, str):
-            check_int("fixed_layers", self.fixed_layers, 1)
+            check_int("fixed_layers", self.fixed_layers, 0)
         check_int("batch_size", self.batch_size, 2)  # at least one replayed and one new sample
         if self.ce != "seen":
             raise SettingError(f"ce is {self.ce!r}; expected seen: replays are of old classes, which 'new' leaves out")

@@ -1,3 +1,3 @@
 """The registry of works; importing this package fills it."""
 
-from krnet.reproduce.works import learn, plan  # noqa: F401
+from krnet.reproduce.works import embed, images, learn, plan, record, speed, zeros  # noqa: F401
