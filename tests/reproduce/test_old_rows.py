@@ -25,7 +25,7 @@ OLD = {
     ("bytes", "KRIL, pca, 6.16 MB", 0): "2026-11-16T03:11",  # recipe learn-bytes
     ("accuracy", "KRIL, 6.1 MB", 1): "2026-11-17T00:11",  # head_width was called hidden
     ("accuracy", "ACIL", 2): "2026-11-17T00:13",  # another number of layers, which it did not read
-    ("accuracy", "KRIL, 6.1 MB, 25 tasks", 2): "2026-11-18T11:50",
+    ("other-splits", "25 tasks of 2", 2): "2026-11-18T11:50",
     ("accuracy", "joint", 0): "2026-11-18T15:59",
 }
 

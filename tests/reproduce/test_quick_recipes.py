@@ -1,8 +1,9 @@
-"""Every recipe runs with --quick, from its file to its rows: on few digits, a second or two each."""
+"""Every recipe runs with --quick, from its file to its rows, on few digits; most of them with the slow tests."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,18 @@ from krnet.reproduce.recipe import read_recipe, recipe_names
 pytestmark = pytest.mark.usefixtures("few_digits")
 
 
-@pytest.mark.parametrize("name", recipe_names())
+def each_recipe() -> list[Any]:
+    """One that does under --quick what another does, such as cifar100-5 and cifar100-10, runs with the slow tests."""
+    seen: list[Any] = []
+    params = []
+    for name in recipe_names():
+        runs = read_recipe(name, quick=True).runs
+        params.append(pytest.param(name, marks=pytest.mark.slow if runs in seen else ()))
+        seen.append(runs)
+    return params
+
+
+@pytest.mark.parametrize("name", each_recipe())
 def test_recipe_runs_quick_and_leaves_a_row_for_each_run(name: str, tmp_path: Path) -> None:
     recipe = read_recipe(name, quick=True)
     results = ledger.read()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,7 @@ def test_a_run_beats_the_settings_of_all_and_quick_beats_both(tmp_path):
     first, second = read(tmp_path, quick=True).runs  # the third is left out
     assert first.settings == {**common, "epochs": 1, "method": "finetune", "preset": "paper"}
     assert second.settings == {**common, "epochs": 2, "method": "kril"}  # the preset is taken away
+    assert (first.seeds, second.seeds) == ((0,), (5,))
 
 
 def test_none_takes_a_setting_away_and_nothing_else():
@@ -131,3 +133,15 @@ def test_every_recipe_opens_with_hardware_and_the_time_to_expect(name):
     assert "Hardware:" in recipe.opening and "Time:" in recipe.opening
     assert any(word in recipe.time for word in ("second", "minute", "hour"))
     assert recipe.figures and all(run.settings for run in recipe.runs)
+
+
+def test_the_recipe_of_the_docs_is_one(tmp_path):
+    text = (Path(__file__).parents[2] / "docs" / "reproduce.md").read_text()
+    (block,) = re.findall(r"^```toml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    assert [run.settings.get("aux") for run in read(tmp_path, block).runs] == [None, 0]
+    assert all(run.settings["data"] == "digits" for run in read(tmp_path, block, quick=True).runs)
+
+
+def test_every_recipe_is_on_the_page_about_them():
+    text = (Path(__file__).parents[2] / "docs" / "reproduce.md").read_text()
+    assert set(recipe_names()) <= set(re.findall(r"`([\w-]+)`", text))

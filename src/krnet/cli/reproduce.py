@@ -189,7 +189,9 @@ def _number(value: float | None, unit: str, sign: bool = False, beside: float | 
     if value is None:
         return "-"
     small = abs(value if beside is None else beside) < 0.05
-    return f"{value:{'+' if sign else ''}{'.2e' if small and value else '.2f'}} {unit}".rstrip()
+    digits = ".2e" if small and value else ".2f"
+    shown = value if small else round(value, 2) + 0.0  # no -0.00
+    return f"{shown:{'+' if sign else ''}{digits}} {unit}".rstrip()
 
 
 def _comparison_json(one: Comparison) -> Mapping[str, Any]:

@@ -155,7 +155,8 @@ def _perform(job: Job, watch: Watch | None) -> str | None:
 
 def _append_failure(job: Job, error: str, seconds: float) -> str:
     settings = {"work": job.run.work, "run": job.run.name, **job.run.settings}
-    ledger.append(job.recipe, settings=settings, metrics={}, seconds=seconds, seed=job.seed, outcome=error)
+    metrics = {name: settings[name] for name in ("method",) if name in settings}  # tables tell rows of learning by it
+    ledger.append(job.recipe, settings=settings, metrics=metrics, seconds=seconds, seed=job.seed, outcome=error)
     return f"{job.name}: {error}"
 
 
