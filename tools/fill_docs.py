@@ -32,8 +32,8 @@ from krnet.report.figure import Entry
 from krnet.report.published import read_published
 from krnet.report.tables import markdown as table
 from krnet.report.tables import percent, rounded
-from krnet.reproduce.compare import entries
-from krnet.reproduce.recipe import read_recipe
+from krnet.reproduce.compare import Comparison, compare, entries
+from krnet.reproduce.recipe import Recipe, read_recipe, recipe_names
 from krnet.train.config import FitConfig
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -103,11 +103,40 @@ def recipe_entries(name: str, path: Path) -> list[Entry]:
 
 
 def recipe_block(name: str, kind: str) -> str:
-    shown = recipe_entries(name, LEDGER)
-    paper = [number for number in read_published() if number.recipe == name]
+    """A table of the rows that a recipe has, and what it lacks."""
+    recipe, shown = read_recipe(name), recipe_entries(name, LEDGER)
+    found = {entry.series for entry in shown}
+    lacking = [run.name for run in recipe.runs if run.name not in found]
+    command = f"`krnet reproduce {name}`"
+    if not shown:
+        return f"{recipe.title}: not run yet. {command}"
+    parts = [f"{command}: {recipe.title}.", recipe_table(recipe, kind, shown)]
+    if lacking:
+        parts.append(f"Not run yet: {'; '.join(lacking)}.")
+    return "\n\n".join(parts)
+
+
+def recipe_table(recipe: Recipe, kind: str, shown: Sequence[Entry]) -> str:
+    paper = [number for number in read_published() if number.recipe == recipe.name]
     if kind == "rate":
         return tables.rate(shown)
+    if kind == "compared":
+        return compared_table(compare(recipe, [entry.row for entry in shown], paper))
     return {"summary": tables.learn_summary, "curves": tables.learn_curves}[kind](shown, paper)
+
+
+def compared_table(compared: Sequence[Comparison]) -> str:
+    """Ours beside the paper's; what the paper derives from other numbers has none of ours."""
+
+    def cell(value: float | None, unit: str) -> str:
+        return "" if value is None else f"{value:.2e} {unit}" if abs(value) < 0.05 else f"{value:,.2f} {unit}"
+
+    lines = [
+        [one.series, one.x, cell(one.ours, one.unit), str(one.num_seeds), cell(one.paper, one.unit), one.place]
+        for one in compared
+        if one.ours is not None
+    ]
+    return table(["what", "at", "ours", "runs", "the paper", "where in the paper"], lines)
 
 
 README_ROWS: tuple[tuple[str, str, str], ...] = (
@@ -251,6 +280,37 @@ def speed_table() -> str:
     return table([*head, "`fast` replay, maps a second, 4,096 at once", "one by one", "commit"], lines)
 
 
+def extract_table() -> str:
+    row = find(results(), "extract")
+    metrics, seconds = row["metrics"], row["metrics"]["seconds"]["extract"]
+    shares = [f"{metrics['images'] / took:,.0f}" for took in seconds]
+    bare = f"{metrics['images_per_second']['bare']:,.0f}"
+    grown = tables.size(metrics["resident_bytes_growth"])
+    line = [", ".join(shares), bare, tables.size(metrics["file_bytes"]), grown, f"`{row['commit']}`"]
+    head = ["images a second, in each round", "the trunk alone, features thrown away", "file", "memory grows by"]
+    return table([*head, "commit"], [line])
+
+
+def whole_run() -> str:
+    """Every whole run; how long one takes depends on what else the GPU does."""
+    lines = []
+    for row in results():
+        if (row["recipe"], row["outcome"]) == ("whole-run", "ok"):
+            metrics = row["metrics"]
+            base, *later = metrics["task_seconds"]
+            times = [f"{value:,.0f} s" for value in (row["seconds"], base, sum(later))]
+            kept = tables.size(metrics["storage_bytes"]["total"])
+            lines.append([*times, percent(metrics["last"]), percent(metrics["average"]), kept, f"`{row['commit']}`"])
+    head = ["in all", "the base task", "the later tasks", "last", "average", "kept between tasks", "commit"]
+    return table(head, sorted(lines, key=lambda line: len(line[0])))
+
+
+def recipe_list() -> str:
+    recipes = [read_recipe(name) for name in recipe_names()]
+    lines = [[f"`{recipe.name}`", recipe.title, str(len(recipe.runs)), recipe.time] for recipe in recipes]
+    return table(["recipe", "what", "series", "time"], lines)
+
+
 def gpu_tests() -> str:
     row = newest([row for row in results() if row["recipe"] == "test-gpu" and row["outcome"] == "ok"])
     counts = row["metrics"]
@@ -273,6 +333,9 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "append-table": append_table,
     "speed-table": speed_table,
     "gpu-tests": gpu_tests,
+    "extract-table": extract_table,
+    "whole-run": whole_run,
+    "recipes": recipe_list,
 }
 
 
