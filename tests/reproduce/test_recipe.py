@@ -55,6 +55,10 @@ def test_a_recipe_has_what_its_file_says(tmp_path):
     recipe = read(tmp_path)
     assert (recipe.name, recipe.title, recipe.figures) == ("some", "A title", ("curves",))
     assert recipe.opening == "KRIL ends at 55.2 %.\nTime: a minute." and recipe.time == "a minute."
+    assert (
+        read(tmp_path, GOOD.replace("a minute.", "a minute,\n# or two.\n# Data: digits.")).time == "a minute, or two."
+    )
+    assert read(tmp_path, GOOD.replace("# Time: a minute.", "# It takes a minute.")).time == "It takes a minute."
     assert [(run.name, run.work, run.seeds) for run in recipe.runs] == [
         ("first", "learn", (0, 1)),
         ("second", "learn", (5,)),

@@ -38,6 +38,7 @@ one of these gave.
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -84,10 +85,9 @@ class Recipe:
 
     @property
     def time(self) -> str:
-        """The time to expect: the line of the opening that begins with "Time:", or else its last line."""
-        lines = self.opening.splitlines()
-        named = [line.removeprefix("Time:").strip() for line in lines if line.startswith("Time:")]
-        return (named or lines)[-1]
+        """The time to expect: what the opening says behind "Time:", or else its last line."""
+        found = re.search(r"^Time:(.*?)(?=^\w+:|\Z)", self.opening, re.DOTALL | re.MULTILINE)
+        return " ".join(found[1].split()) if found else self.opening.splitlines()[-1]
 
 
 def recipe_names() -> list[str]:
