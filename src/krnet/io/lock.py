@@ -1,7 +1,7 @@
 """Lock a file, or a folder for one process at a time.
 
-    with working_in(folder): ...  ->  another process that tries the same gets a BusyFolderError
-    with one_at_a_time(path): ... ->  another process that tries the same waits
+    with working_in(folder): ...     ->  another process that tries the same gets a BusyFolderError
+    with making(path): ...           ->  another process that tries the same waits
 
 The locks are the kernel's (flock): they end with their process, even if it is killed. Where the system or the drive
 has no locks, nothing is locked.
@@ -49,12 +49,17 @@ def working_in(folder: AnyPath) -> Iterator[None]:
 
 
 @contextmanager
-def one_at_a_time(path: AnyPath) -> Iterator[None]:
-    """Wait until no other process is in a `with` block of this lock file, which is made and stays."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+def making(path: Path) -> Iterator[None]:
+    """Be the only process that makes a file; others wait, and should look whether it is there when they go on."""
+    make_folder(path.parent)
+    lock = path.with_name(f"{path.name}{LOCK_NAME}")
+    fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        lock_file(fd)
+        with suppress(OSError):  # a drive without locks
+            lock_file(fd)
         yield
+        if path.exists():
+            lock.unlink(missing_ok=True)  # nobody needs it any more: who waits finds the file
     finally:
         os.close(fd)
 

@@ -24,7 +24,7 @@ from krnet.errors import SettingError
 from krnet.features.source import FeatureSource, open_features
 from krnet.features.stats import FeatureStats, scan
 from krnet.io.header import digest
-from krnet.io.lock import one_at_a_time
+from krnet.io.lock import making
 from krnet.nn.fingerprint import fingerprint
 from krnet.nn.loaded import LoadedHead, LoadedTrunk
 from krnet.nn.paper_config import PRESETS
@@ -122,7 +122,7 @@ class RecordingSettings:
         The measurements of a network have its curve: [iteration, seconds, R2] of the latest batches.
         """
         path, curve_path = bench.path(self.series, self.budget_bytes), bench.folder / "curve.json"
-        with one_at_a_time(bench.folder / "recording.lock"), following(curve_path, watch) as follow:
+        with making(path), following(curve_path, watch) as follow:
             point, _ = bench.point(self.series, self.budget_bytes, follow)
         curve = {"curve": read_curve(curve_path)} if self.chosen_recorder.trains else {}
         return {**point, **curve}, path
