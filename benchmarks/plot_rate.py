@@ -1,4 +1,4 @@
-"""Draw R2 and replay accuracy against bytes, from the ledger rows of benchmarks/rate.py.
+"""Draw R2 and replay accuracy against bytes, from the ledger rows of recipe rate.
 
     results/ledger.jsonl (recipe rate) -> the longest fit of each recorder at each budget -> rate.png, a line per point
 

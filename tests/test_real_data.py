@@ -36,13 +36,3 @@ def test_250_iterations_explain_real_maps_to_r2_of_at_least_0_4(base):
     assert recording.shape == (64, 8, 8)
     assert recording.info()["r2"] >= 0.4
     assert recording.nbytes < features.nbytes / 2.5
-
-
-@pytest.mark.slow
-def test_the_recording_benchmark_measures_the_file_and_appends_its_row(base, tmp_path, monkeypatch):
-    monkeypatch.setenv("KRNET_LEDGER", str(tmp_path / "ledger.jsonl"))
-    printed = run("cifar100_record.py", base, "--limit", "200", "--iterations", "20", "--kr2", "--set", "gamma=1e-4")
-    row = json.loads((tmp_path / "ledger.jsonl").read_text())
-    assert row["metrics"]["r2"] == printed["metrics"]["r2"]
-    assert row["bytes"] == {"cifar100.krn": row["metrics"]["bytes"]}
-    assert row["class_order"] == "lucir1993" and row["settings"]["kr2"] is True

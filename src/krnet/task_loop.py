@@ -171,24 +171,24 @@ def learn_base(
 ) -> Classifier:
     """Train the network of the base task alone, as `learn` does for methods with a linear head. Returns it.
 
-    An interrupted training goes on from what it left in folder `out`. A base task that a run of `learn` left in
-    `shared` is read, and a new one is left there for later runs.
+    An interrupted training goes on from what it left in folder `out`; another process that asks for it waits. A base
+    task that a run of `learn` left in `shared` is read, and a new one is left there for later runs.
     """
     method = "finetune"
     plan = _make_plan(method, data, split, settings_of([method], settings or {}, data, preset)[method], seed, device)
     folder, shared_folder = Path(out), Path(shared) if shared else None
-    with working_in(folder), torch.random.fork_rng(devices=[]), exact_math():
+    with torch.random.fork_rng(devices=[]), exact_math():
         torch.manual_seed(seed)
         context = base.Context(data, split, plan.device, seed, folder)
         learner = plan.learner_class(context, plan.config)
         learner.expand(0)
         torch.manual_seed(context.seed_for(0, 1))  # as before the first work of `learn`
         work = learner.base_work()
-        shared_file = _shared_path(work, shared_folder)
+        name = "base" if work.shared is None else f"base-{_digest(work.shared)}"  # other settings have other files
+        done, saving = folder / f"{name}.done", Saving(folder / f"{name}.partial", True, checkpoint_s)
         watch_work = _watch_work(watch, f"base task: {work.name}", work.epochs)
-        saving = Saving(folder / "base.partial", True, checkpoint_s)
-        with _with_advice("Remove this file: the base task is then trained again"):
-            _run_or_load(work, saving, folder / "base.done", shared_file, watch_work)
+        with making(done), _with_advice("Remove this file: the base task is then trained again"):
+            _run_or_load(work, saving, done, _shared_path(work, shared_folder), watch_work)
     learner.model.eval().requires_grad_(False)
     return learner.model
 

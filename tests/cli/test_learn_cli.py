@@ -388,7 +388,7 @@ REFUSED = {
         "kril --set recorder_settings=d0",
         "'d0' is not a setting; expected name=value",
     ),
-    "a cut inside a block": ("kril --fixed-layers 4", "cannot cut after 4 layers; possible: 1, 3, 5, 7"),
+    "a cut inside a block": ("kril --fixed-layers 4", "cannot cut after 4 layers; possible: 0, 1, 3, 5, 7"),
     "an unknown class order": ("finetune --order lucir", "did you mean 'lucir1993'?"),
     "an order of other classes": ("finetune --order 3,1,2", "the class order lists 3 classes"),
     "an unknown device": ("finetune --device abacus", "device 'abacus' is not known"),

@@ -13,7 +13,8 @@ from learning_tools import settings_for, small_digits, small_tasks
 def test_it_is_the_base_task_of_a_run_and_each_finds_the_others(tmp_path, monkeypatch):
     data, split, given = small_digits(), small_tasks(), settings_for("finetune")
     alone = task_loop.learn_base(data, split, out=tmp_path / "alone", settings=given, shared=tmp_path / "own")
-    task_loop.learn("finetune", data, split, out=tmp_path / "run", settings=given, shared=tmp_path / "shared")
+    kril = settings_for("kril") | {"recorder": "raw"}  # its base task is that of all methods with a linear head
+    task_loop.learn("kril", data, split, out=tmp_path / "run", settings=kril, shared=tmp_path / "shared")
     monkeypatch.setattr(Descent, "run", None)  # nothing may train from here on
     found = task_loop.learn_base(data, split, out=tmp_path / "other", settings=given, shared=tmp_path / "shared")
     again = task_loop.learn_base(data, split, out=tmp_path / "alone", settings=given)

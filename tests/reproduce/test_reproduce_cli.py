@@ -32,9 +32,9 @@ def test_the_storage_table_stands_beside_the_papers_to_the_printed_digit(tmp_pat
     result = run("storage-table", "-o", tmp_path / "runs")
     assert result.exit_code == 0, result.output
     lines = {" ".join(line.split()) for line in result.stdout.splitlines()}
-    assert "raw features 50 12.12 GB 1 12.12 GB -0.00 computed" in lines
-    assert "autoencoder, codes 250 1.22 GB 1 1.22 GB -0.00 computed" in lines
-    assert "KRNet, codes 250 2.93 MB 1 2.93 MB -0.00 computed" in lines
+    assert "raw features 50 12.12 GB 1 12.12 GB +0.00 computed" in lines
+    assert "autoencoder, codes 250 1.22 GB 1 1.22 GB +0.00 computed" in lines
+    assert "KRNet, codes 250 2.93 MB 1 2.93 MB +0.00 computed" in lines
     assert "KRNet, weights 327.80 MB 1 327.90 MB -0.10 computed" in lines
     assert "[1/6] storage-table, raw features, seed 0" in result.stderr
     assert len(ledger.read()) == 6

@@ -100,6 +100,9 @@ def test_an_interrupted_fit_goes_on_and_ends_in_the_same_recording(place, tmp_pa
         krnet.open(recording_of(r, r_in)) for r, r_in in ((row, cut.shared), (whole, tmp_path / "whole"))
     )
     assert torch.equal(found[:], expected[:])
+    curve = row["metrics"]["curve"]  # of both calls
+    assert [done for done, _, _ in curve] == sorted({done for done, _, _ in curve}) and curve[0][0] <= 20
+    assert curve[-1][0] == 60 and curve[-1][2] > curve[0][2]
     assert row["seconds"] > spent["seconds"]
     assert row["metrics"]["commits"] == ["abc1234", ledger.commit()]
 
@@ -121,7 +124,7 @@ def test_images_are_recorded_as_a_rival_of_their_maps(place):
     assert row["metrics"]["replay_accuracy"] == row["metrics"]["real_accuracy"]
 
 
-# ------------------------------------------------------------------ rows of benchmarks/rate.py
+# ------------------------------------------------------------------ rows of an earlier tool
 
 
 @pytest.fixture(scope="module")

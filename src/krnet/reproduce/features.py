@@ -74,6 +74,8 @@ class Origin:
     """Where the maps of a set come from."""
 
     data: str
+    image_size: int | None = None
+    """Of a folder of images: pixels at the shorter side."""
     order: str = protocol.DEFAULT_ORDER
     sizes: tuple[int, ...] | None = None
     """Classes of each task; the maps are those of the base task. None: half of all classes, then ten tasks."""
@@ -90,22 +92,19 @@ def open_set(name: str, place: Place) -> FeatureSet:
     Of several processes that need them, one makes them and the others wait.
     """
     origin = origin_of(name)
-    with making(place.shared / f"features-{name}.safetensors"):
-        return _open_or_make(name, origin, place)
-
-
-def _open_or_make(name: str, origin: Origin, place: Place) -> FeatureSet:
-    data = registry.load(origin.data, place.data_dir)
-    split = protocol.split(origin.order, num_classes=data.num_classes, sizes=origin.sizes)
-    model = origin.network(data, split, place).eval().requires_grad_(False)
-    trunk, tail = backbones.cut(model.backbone, origin.layers)
-    ids = split.samples(data.train.labels, 0)
-    images = augment.centre(data.train.images[ids], data.crop)
-    labels = split.position[data.train.labels[ids]]
-    path = extract(
-        trunk, images, labels, out=place.shared / f"features-{name}.safetensors", mean=data.mean, std=data.std,
-        device=pick_device(place.device), resume=True, watch=place.watch,
-    )  # fmt: skip
+    path = place.shared / f"features-{name}.safetensors"
+    with making(path):
+        data = registry.load(origin.data, place.data_dir, image_size=origin.image_size)
+        split = protocol.split(origin.order, num_classes=data.num_classes, sizes=origin.sizes)
+        model = origin.network(data, split, place).eval().requires_grad_(False)
+        trunk, tail = backbones.cut(model.backbone, origin.layers)
+        ids = split.samples(data.train.labels, 0)
+        images = augment.centre(data.train.images[ids], data.crop)
+        labels = split.position[data.train.labels[ids]]
+        extract(
+            trunk, images, labels, out=path, mean=data.mean, std=data.std, device=pick_device(place.device),
+            resume=True, watch=place.watch,
+        )  # fmt: skip
     return FeatureSet(
         name=name,
         path=path,

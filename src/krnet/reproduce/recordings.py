@@ -30,6 +30,7 @@ from krnet.nn.loaded import LoadedHead, LoadedTrunk
 from krnet.nn.paper_config import PRESETS
 from krnet.progress import Watch
 from krnet.recorders.base import Recorder, check_inputs, check_names, get_recorder
+from krnet.reproduce.curve import following, read_curve
 from krnet.reproduce.features import FeatureSet, origin_of
 from krnet.train.config import SCHEDULES
 
@@ -116,11 +117,15 @@ class RecordingSettings:
         return self._bench("images", source, features.labels, scan(source), None, seed, place, {}, None)
 
     def measure(self, bench: Bench, watch: Watch | None) -> tuple[dict[str, Any], Path]:
-        """Record, or read what an earlier run recorded; return the measurements and the file of the recording."""
-        path = bench.path(self.series, self.budget_bytes)
-        with making(path):
-            point, _ = bench.point(self.series, self.budget_bytes, watch)
-        return point, path
+        """Record, or read what an earlier run recorded; return the measurements and the file of the recording.
+
+        The measurements of a network have its curve: [iteration, seconds, R2] of the latest batches.
+        """
+        path, curve_path = bench.path(self.series, self.budget_bytes), bench.folder / "curve.json"
+        with making(path), following(curve_path, watch) as follow:
+            point, _ = bench.point(self.series, self.budget_bytes, follow)
+        curve = {"curve": read_curve(curve_path)} if self.chosen_recorder.trains else {}
+        return {**point, **curve}, path
 
     def _bench(
         self, what: str, source: FeatureSource, labels: Tensor, stats: FeatureStats, head: LoadedHead | None, seed: int,

@@ -19,7 +19,7 @@ from krnet.reproduce.features import open_set
 from krnet.reproduce.recordings import RecordingSettings
 from krnet.reproduce.works.base import Place, Work, register
 
-RATE_RECIPE = "rate"  # of rows that benchmarks/rate.py appended
+RATE_RECIPE = "rate"  # of rows that an earlier tool appended, too
 RATE_FEATURES, RATE_SHAPE, RATE_SAMPLES = "cifar100-base", (64, 8, 8), 25_000
 NOT_METRICS = ("recorder", "settings", "budget", "given", "versions", "file", "seconds")
 """Of a point of the bench: a row has them elsewhere."""

@@ -23,7 +23,7 @@ from krnet.reproduce.works.base import Place, Work, register
 RANDOM = "random"
 FUSED_STEPS = {name for name in speed.TIMED_STEPS if not name.endswith("plain")}  # on every device
 OLD_NAMES = {"base task": "cifar100-base"}
-"""What rows of benchmarks/speed.py called their features."""
+"""What rows of an earlier tool called their features."""
 
 
 @dataclass(frozen=True, kw_only=True)
