@@ -144,20 +144,15 @@ def _other_section(name: str, rows: Sequence[Row]) -> tuple[Section, list[Row]]:
     drawn = _kept(figures)
     seen = {(point.date, point.seed) for figure in drawn for point in figure.points}
     unseen = [row for row in rows if (row.get("date"), row.get("seed")) not in seen] if drawn else list(rows)
-    superseded = [row for row in unseen if _is_superseded(row, rows)]
+    newest = {series.identity(row): row for row in sorted(rows, key=lambda row: str(row.get("date")))}
     text = "" if is_run else "Rows of the ledger under this name; of equal settings and seed, the newest."
     title = name if is_run else f"Other runs: {name}"
     section = Section(name=anchor, title=title, text=text, figures=drawn)
-    return section, [row for row in unseen if row not in superseded]
+    return section, [row for row in unseen if newest[series.identity(row)] is row]
 
 
 def _newest(group: tuple[str, list[Row]]) -> str:
     return max(str(row.get("date")) for row in group[1])
-
-
-def _is_superseded(row: Row, rows: Sequence[Row]) -> bool:
-    same = [other for other in rows if (other.get("settings"), other.get("seed")) == (row.get("settings"), row.get("seed"))]
-    return any(str(other.get("date")) > str(row.get("date")) for other in same)
 
 
 def _setting_of_tasks(row: Row) -> str:

@@ -37,12 +37,16 @@ def method_of(row: Mapping[str, Any]) -> str:
     return recipe if isinstance(recipe, str) and recipe else "unnamed"
 
 
+def identity(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Two rows with the same are the same run, done twice: method, settings, seed."""
+    return method_of(row), json.dumps(_settings(row, skip=()), sort_keys=True), json.dumps(row.get("seed"))
+
+
 def make_entries(rows: Iterable[Mapping[str, Any]], *, skip: Sequence[str] = ()) -> list[Entry]:
     """Entries of the newest row of each method, settings and seed. skip: settings that are no part of a name."""
     newest: dict[tuple[str, str, str], Mapping[str, Any]] = {}
     for row in sorted(rows, key=lambda row: str(row.get("date", ""))):
-        settings = json.dumps(_settings(row, skip=()), sort_keys=True)
-        newest[method_of(row), settings, _seed_of(row)] = row
+        newest[identity(row)] = row
     by_method: dict[str, list[Mapping[str, Any]]] = {}
     for row in newest.values():
         by_method.setdefault(method_of(row), []).append(row)
@@ -71,15 +75,14 @@ def _settings(row: Mapping[str, Any], skip: Sequence[str]) -> dict[str, str]:
     return found | ({"order": str(metrics.get("order"))} if order and isinstance(metrics, dict) else {})
 
 
-def _seed_of(row: Mapping[str, Any]) -> str:
-    return json.dumps(row.get("seed"))
-
-
 def _text(key: str, value: Any) -> str:
-    if key == "given" and isinstance(value, dict):
-        return ":".join(f"{name}={own}" for name, own in value.items()) or "nothing"
+    if key == "given":
+        pairs = value.items() if isinstance(value, dict) else ()
+        return ":".join(f"{name}={own}" for name, own in pairs) or "nothing"
     if key == "budget" and isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return format_size(value)
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 

@@ -1,6 +1,6 @@
 // Which runs are shown: data set, method, seed. The choice stands in the address, so that a link keeps it.
 "use strict";
-const FILTERS = [["data", "Data set"], ["method", "Method"], ["seed", "Seed"]];
+const FILTERS = [["data", "Data"], ["method", "Method"], ["seed", "Seed"]];
 const NOT_STATED = "not stated";
 const textOf = (value) => (value === null || value === "" ? NOT_STATED : String(value));
 

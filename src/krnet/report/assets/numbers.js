@@ -71,9 +71,12 @@ function withUnit(value, unit) {
   return unit ? `${format(value, unit)} ${unit}` : format(value, unit);
 }
 
-function describeMean(entry, unit) {
-  const spread = entry.sd === null ? "" : ` ± ${format(entry.sd, unit)}`;
-  return `${format(entry.y, unit)}${spread}${unit ? ` ${unit}` : ""}`;
+// The deviation with as many decimals as the mean.
+function describeMean(entry, unit, shown = unit) {
+  const middle = format(entry.y, unit);
+  const decimals = /^-?\d+\.(\d+)$/.exec(middle)?.[1].length ?? 0;
+  const spread = entry.sd === null ? "" : ` ± ${entry.sd.toFixed(Math.max(decimals, unit === "%" ? 1 : 0))}`;
+  return `${middle}${spread}${shown ? ` ${shown}` : ""}`;
 }
 
 function countSeeds(entry) {

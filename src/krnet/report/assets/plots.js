@@ -29,7 +29,9 @@ function verticalScale(figure, values) {
     const heights = values.map((value) => nines(value, unit));
     const [low, high] = [Math.min(...heights), Math.max(...heights)];
     const pad = Math.max(0.06 * (high - low), 0.05);
-    const ticks = NINE_SHARES.map((share) => nines(share, "")).filter((tick) => tick >= low - pad && tick <= high + pad);
+    const apart = (high - low + 2 * pad) / 14;
+    const ticks = NINE_SHARES.map((share) => nines(share, "")).filter((tick) => tick >= low - pad && tick <= high + pad)
+      .reduceRight((kept, tick) => (kept.length && kept[0] - tick < apart ? kept : [tick, ...kept]), []);
     const tickFormat = (height) => {
       const share = 1 - 10 ** -height;
       return unit === "%" ? String(Number((100 * share).toPrecision(6))) : String(Number(share.toPrecision(6)));
@@ -41,8 +43,8 @@ function verticalScale(figure, values) {
   }
   const type = scale === "log" && Math.min(...values) > 0 ? "log" : "linear";
   const tickFormat = type === "log" ? (value) => format(value, "") : undefined;
-  const zero = false;
-  return { height: (value) => value, options: { label: title, type, grid: true, nice: true, zero, tickFormat, ...(type === "log" ? { ticks: 6 } : {}) } };
+  const ticks = type === "log" ? { ticks: logTicks([Math.min(...values), Math.max(...values)]) } : {};
+  return { height: (value) => value, options: { label: title, type, grid: true, nice: true, tickFormat, ...ticks } };
 }
 
 function horizontalScale(figure, entries) {
@@ -93,7 +95,7 @@ function drawLine(figure, entries, place, width) {
     for (const [source, own] of bySource) {
       if (own.every((entry) => typeof entry.x === "number")) own.sort((a, b) => a.x - b.x);
       const { colour, symbol, dash } = styleOf(place.get(series));
-      const tag = { ariaLabel: `series ${place.get(series)}` };
+      const tag = { ariaLabel: () => `series ${place.get(series)}` };
       const many = own.filter((entry) => entry.sd !== null);
       if (many.length > 1) marks.push(Plot.areaY(many, { x: "x", y1: "bottom", y2: "top", fill: colour, fillOpacity: 0.14, ...tag }));
       else if (many.length) marks.push(Plot.ruleX(many, { x: "x", y1: "bottom", y2: "top", stroke: colour, ...tag }));
@@ -101,7 +103,7 @@ function drawLine(figure, entries, place, width) {
         marks.push(Plot.line(own, {
           x: "x", y: "middle", stroke: colour, strokeWidth: 2, strokeLinejoin: "round",
           strokeDasharray: source === OURS ? dash : PAPER_DASH, strokeOpacity: source === OURS ? 1 : 0.85,
-          ariaLabel: `series ${place.get(series)} curve`,
+          ariaLabel: () => `series ${place.get(series)} curve`,
         }));
       }
       const fill = source === OURS ? colour : "var(--paper)";
@@ -128,7 +130,7 @@ function drawBars(figure, entries, place, width) {
   const paper = entries.filter((entry) => entry.source !== OURS);
   const marks = [];
   for (const entry of ours) {
-    const tag = { ariaLabel: `series ${place.get(entry.series)} curve` };
+    const tag = { ariaLabel: () => `series ${place.get(entry.series)} curve` };
     marks.push(Plot.barX([entry], { x: "y", y: "series", fill: styleOf(place.get(entry.series)).colour, fillOpacity: 0.75, insetTop: 2, insetBottom: 2, ...tag }));
     if (entry.sd !== null) marks.push(Plot.ruleY([entry], { y: "series", x1: entry.y - entry.sd, x2: entry.y + entry.sd, stroke: INK, strokeWidth: 2 }));
   }
@@ -136,7 +138,7 @@ function drawBars(figure, entries, place, width) {
   marks.push(Plot.tickX(paper, { x: "y", y: "series", stroke: INK, strokeWidth: 2, strokeDasharray: "3 2" }));
   marks.push(Plot.dot(paper, { x: "y", y: "series", symbol: "diamond", r: 5, fill: "var(--paper)", stroke: INK, strokeWidth: 1.5 }));
   const end = (entry) => entry.y + (entry.sd ?? 0);
-  marks.push(Plot.text(ours, { x: (entry) => Math.max(end(entry), 0), y: "series", text: (entry) => describeMean(entry, ""), dx: 8, textAnchor: "start", fill: INK }));
+  marks.push(Plot.text(ours, { x: (entry) => Math.max(end(entry), 0), y: "series", text: (entry) => describeMean(entry, figure.y.unit, ""), dx: 8, textAnchor: "start", fill: INK }));
   marks.push(Plot.ruleX([0], { stroke: "var(--soft)" }));
   const title = (entry) => tipText(figure, entry);
   marks.push(Plot.tip(entries, Plot.pointerY({ x: "y", y: "series", title, ...tipOptions })));
@@ -176,7 +178,7 @@ function drawEmbedding(figure, points, width) {
   return d3.groups(points, (point) => point.series).map(([series, own]) => {
     const byClass = d3.groups(own, (point) => rank.get(point.label));
     const marks = byClass.map(([place, some]) => Plot.dot(some, {
-      x: "x", y: "y", r: 2.4, fill: styleOf(place).colour, symbol: styleOf(place).symbol, fillOpacity: 0.8, ariaLabel: `class ${place}`,
+      x: "x", y: "y", r: 2.4, fill: styleOf(place).colour, symbol: styleOf(place).symbol, fillOpacity: 0.8,
     }));
     marks.push(Plot.tip(own, Plot.pointer({ x: "x", y: "y", title: (point) => `${point.label}\n${series}`, ...tipOptions })));
     const svg = Plot.plot({ width: panel, height: panel, margin: 6, axis: null, x: { nice: false }, y: { nice: false }, marks });
