@@ -25,7 +25,10 @@ from krnet.report.sections import Report
 LIBRARIES = {
     "d3-7.9.2.min.js": ("LICENSE.d3",),
     "plot-0.6.17.umd.min.js": (
-        "LICENSE.plot", "LICENSE.interval-tree-1d", "LICENSE.binary-search-bounds", "LICENSE.isoformat",
+        "LICENSE.plot",
+        "LICENSE.interval-tree-1d",
+        "LICENSE.binary-search-bounds",
+        "LICENSE.isoformat",
     ),
 }
 """In the order they are loaded; each with the licences of what it holds."""

@@ -1,6 +1,6 @@
 """Sort rows into sections of figures, and set aside those that no figure may show.
 
-    rows -> Report: sections (a recipe each, or other runs), left out (failed, or judged on held-out images)
+rows -> Report: sections (a recipe each, or other runs), left out (failed, or judged on held-out images)
 """
 
 from __future__ import annotations
@@ -174,9 +174,7 @@ def _describe_tasks(tasks: Sequence[Any]) -> str:
     return " + ".join([short(str(tasks[0])), *(f"{count} × {short(str(size))}" for size, count in parts)])
 
 
-def _draw(
-    view: str, section: str, what: str, entries: Sequence[Entry], paper: Sequence[PaperNumber]
-) -> Figure | None:
+def _draw(view: str, section: str, what: str, entries: Sequence[Entry], paper: Sequence[PaperNumber]) -> Figure | None:
     heading = views.heading(view)
     return views.draw(view, f"{section}-{view}", f"{heading}: {what}" if what else heading, entries, paper)
 

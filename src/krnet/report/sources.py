@@ -1,7 +1,7 @@
 """Find the rows that a report shows: of ledgers, and of the folders that `krnet learn` writes.
 
-    results/ledger.jsonl                                        -> its rows
-    DIR/run.json, DIR/METHOD/run.json, DIR/ORDER/seed-N/METHOD/ -> a row each, as if appended to a ledger
+results/ledger.jsonl                                        -> its rows
+DIR/run.json, DIR/METHOD/run.json, DIR/ORDER/seed-N/METHOD/ -> a row each, as if appended to a ledger
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ function drawBars(figure, entries, place, width) {
   const names = [...new Set([...ours, ...entries].map((entry) => entry.series))];
   const longest = Math.max(...names.map((name) => name.length));
   const marginLeft = Math.round(Math.min(longest * 6.6 + 14, width * 0.4));
-  const letters = Math.max(Math.floor((marginLeft - 14) / 6.6), 4);
+  const letters = Math.max(Math.round((marginLeft - 14) / 6.6), 4);
   const shorten = (name) => (name.length > letters ? `${name.slice(0, letters - 1)}…` : name);
   const runs = ours.filter((entry) => entry.n > 1).flatMap((entry) => entry.points);
   const paper = entries.filter((entry) => entry.source !== OURS);

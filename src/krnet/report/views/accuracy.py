@@ -94,9 +94,7 @@ def forgetting(name: str, title: str, entries: Sequence[Entry], paper: Sequence[
     """The paper states no forgetting; it is left out."""
     points, num_unusable = read_points(
         entries,
-        lambda entry: [
-            point(entry, entry.series, round(100 * number(entry.row["metrics"]["forgetting"], -1, 1), 6))
-        ],
+        lambda entry: [point(entry, entry.series, round(100 * number(entry.row["metrics"]["forgetting"], -1, 1), 6))],
     )
     x, y = Axis(label="method", scale="names"), Axis(label="forgetting", unit="points")
     assert not any(found.source == PAPER for found in points)

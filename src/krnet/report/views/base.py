@@ -19,7 +19,15 @@ from krnet.report.figure import PAPER, Axis, Entry, Figure, PaperNumber, Point
 Draw = Callable[[str, str, Sequence[Entry], Sequence[PaperNumber]], Figure | None]
 READ_ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, OSError)
 """What reading a number out of a row of an unknown form raises."""
-MEGABYTES = {"bytes": 1e-6, "kB": 1e-3, "MB": 1.0, "GB": 1e3, "KiB": 2**10 / 1e6, "MiB": 2**20 / 1e6, "GiB": 2**30 / 1e6}
+MEGABYTES = {
+    "bytes": 1e-6,
+    "kB": 1e-3,
+    "MB": 1.0,
+    "GB": 1e3,
+    "KiB": 2**10 / 1e6,
+    "MiB": 2**20 / 1e6,
+    "GiB": 2**30 / 1e6,
+}
 LONGEST_TEXT = 600  # of a command or a name: no row fills the page by itself
 
 
@@ -67,9 +75,7 @@ def _find(name: str) -> _View:
 # ------------------------------------------------------------------ rows to points
 
 
-def read_points(
-    entries: Sequence[Entry], read: Callable[[Entry], Iterable[Point]]
-) -> tuple[tuple[Point, ...], int]:
+def read_points(entries: Sequence[Entry], read: Callable[[Entry], Iterable[Point]]) -> tuple[tuple[Point, ...], int]:
     """The points of all entries, and the number of entries that could not be read or have none."""
     points: list[Point] = []
     num_unusable = 0
@@ -122,7 +128,9 @@ def percent(share: Any) -> float:
 # ------------------------------------------------------------------ the paper
 
 
-def paper_points(paper: Sequence[PaperNumber], x: Callable[[PaperNumber], float | str], y: Callable[[PaperNumber], float]):  # noqa: E501
+def paper_points(
+    paper: Sequence[PaperNumber], x: Callable[[PaperNumber], float | str], y: Callable[[PaperNumber], float]
+):  # noqa: E501
     """Points of the paper's numbers; x and y raise a ValueError for a number that the figure does not show."""
     points = []
     for found in paper:

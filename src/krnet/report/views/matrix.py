@@ -10,7 +10,9 @@ from collections.abc import Iterator, Sequence
 from krnet.report.figure import Axis, Entry, Figure, PaperNumber, Point
 from krnet.report.views.base import figure, percent, point, read_points, register, short
 
-TEXT = "Test accuracy on the classes of each task (columns) after each task (rows). A column that pales shows forgetting."
+TEXT = (
+    "Test accuracy on the classes of each task (columns) after each task (rows). A column that pales shows forgetting."
+)
 
 
 @register("matrix", "Accuracy on each task")

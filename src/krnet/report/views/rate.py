@@ -1,6 +1,6 @@
 """Size of a recording against how well it replays.
 
-rows of recipe `rate`, and others whose metrics hold bytes and r2 -> rate, replay-accuracy
+rows of recipe `rate`, and others whose metrics hold bytes and r2 -> rate, replay-accuracy, error
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from krnet.report.views.base import (
 
 RATE_TEXT = "Size of the file, measured on disk, and R² of the features that it replays (1: exact)."
 ACCURACY_TEXT = "Size of the file and the accuracy of a head on the features that it replays."
+ERROR_TEXT = "Mean squared error of the replayed features; those of the rectified layer, which are not normalised."
 NINES_TEXT = " Higher up the axis is stretched: each step to 90, 99, 99.9 % is as wide as the last."
 FILE_SIZE = Axis(label="file size", unit="MB", scale="log")
 HIGHEST = 0.99999  # a share of 1 is infinitely far up on an axis of nines
@@ -53,6 +54,23 @@ def replay_accuracy(name: str, title: str, entries: Sequence[Entry], paper: Sequ
         text += f" On real features it is {low} %." if low == high else f" On real features it is {low} to {high} %."
     y = Axis(label="replay accuracy", unit="%", scale="nines")
     return figure(name, title, text, "line", FILE_SIZE, y, points, num_unusable)
+
+
+@register("error", "Error of the reconstruction")
+def error(name: str, title: str, entries: Sequence[Entry], paper: Sequence[PaperNumber]) -> Figure | None:
+    """Of the paper's numbers, those in MSE."""
+    points, num_unusable = read_points(
+        entries, lambda entry: [point(entry, entry.series, 1e4 * number(entry.row["metrics"]["mse"], 0))]
+    )
+    points += paper_points(paper, lambda found: found.series, _ten_thousandths)
+    y = Axis(label="mean squared error", unit="× 10⁻⁴")
+    return figure(name, title, ERROR_TEXT, "bars", Axis(label="recorder", scale="names"), y, points, num_unusable)
+
+
+def _ten_thousandths(found: PaperNumber) -> float:
+    if found.unit != "MSE":
+        raise ValueError(f"{found.unit} is no error")
+    return 1e4 * number(found.value, 0)
 
 
 def _read(entry: Entry, y: float) -> Point:

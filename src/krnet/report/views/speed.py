@@ -12,7 +12,9 @@ from krnet.report.figure import Axis, Entry, Figure, PaperNumber, Point
 from krnet.report.views.base import figure, number, paper_points, point, read_points, register, short
 
 REPLAY_TEXT = "Samples replayed in a second, by the number asked for at once; beside it reading the features from disk."
-STEPS_TEXT = "Milliseconds of one training step, and the least that its FLOPs and bytes need at the device's peak rates."
+STEPS_TEXT = (
+    "Milliseconds of one training step, and the least that its FLOPs and bytes need at the device's peak rates."
+)
 TIME_TEXT = "Seconds that runs took. They depend on the device, which the table of numbers names."
 REPLAY_WAYS = {"exact": "exact", "fast": "fast", "plain": "plain network", "raw_from_disk": "features from disk"}
 SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
