@@ -61,7 +61,7 @@ def _settings(row: Mapping[str, Any], skip: Sequence[str]) -> dict[str, str]:
     """The settings that may tell two runs apart, as text; a base task's file without the seed in its name."""
     settings = row.get("settings")
     settings = settings if isinstance(settings, dict) else {}
-    if GIVEN_OF_RATE <= settings.keys():  # the others were found for the features: they are results
+    if settings.keys() >= GIVEN_OF_RATE:  # the others were found for the features: they are results
         settings = {key: settings.get(key) for key in SETTINGS_OF_RATE}
     found = {}
     for key, value in settings.items():

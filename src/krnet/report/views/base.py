@@ -130,7 +130,7 @@ def percent(share: Any) -> float:
 
 def paper_points(
     paper: Sequence[PaperNumber], x: Callable[[PaperNumber], float | str], y: Callable[[PaperNumber], float]
-):  # noqa: E501
+) -> tuple[Point, ...]:
     """Points of the paper's numbers; x and y raise a ValueError for a number that the figure does not show."""
     points = []
     for found in paper:

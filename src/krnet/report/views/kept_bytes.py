@@ -11,7 +11,7 @@ from krnet.config import format_size
 from krnet.report.figure import Axis, Entry, Figure, PaperNumber, Point
 from krnet.report.views.base import figure, number, paper_percent, paper_points, percent, point, read_points, register
 
-TEXT = "Bytes kept between tasks, as measured on disk, and the test accuracy after the last task; both without the network."
+TEXT = "Bytes kept between tasks, as measured on disk, and the test accuracy after the last task; without the network."
 
 
 @register("bytes", "Bytes kept against accuracy")
