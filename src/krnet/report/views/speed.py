@@ -66,6 +66,7 @@ def steps(name: str, title: str, entries: Sequence[Entry], paper: Sequence[Paper
     return figure(name, title, STEPS_TEXT, "bars", x, y, points, num_unusable)
 
 
+@register("seconds", "Time")
 @register("time", "Time")
 def time(name: str, title: str, entries: Sequence[Entry], paper: Sequence[PaperNumber]) -> Figure | None:
     """Of a row that states the seconds of its fit, those; else of the whole run."""
