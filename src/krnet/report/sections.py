@@ -13,7 +13,7 @@ from typing import Any
 from krnet.report import series, views
 from krnet.report.figure import Entry, Figure, PaperNumber
 from krnet.report.sources import RUN_KEY
-from krnet.report.views.base import short
+from krnet.report.views.base import seed_of, short
 
 Row = Mapping[str, Any]
 LEARNED = ("curves", "last", "bytes", "forgetting", "matrix")
@@ -142,8 +142,10 @@ def _other_section(name: str, rows: Sequence[Row]) -> tuple[Section, list[Row]]:
                 found.append(_draw("time", shown, what, entries, ()))
             figures += found
     drawn = _kept(figures)
-    seen = {(point.date, point.seed) for figure in drawn for point in figure.points}
-    unseen = [row for row in rows if (row.get("date"), row.get("seed")) not in seen] if drawn else list(rows)
+    seen = {(point.date, point.seed, point.command) for figure in drawn for point in figure.points}
+    unseen = [
+        row for row in rows if (short(row.get("date")), seed_of(row.get("seed")), short(row.get("command"))) not in seen
+    ]
     newest = {series.identity(row): row for row in sorted(rows, key=lambda row: str(row.get("date")))}
     text = "" if is_run else "Rows of the ledger under this name; of equal settings and seed, the newest."
     title = name if is_run else f"Other runs: {name}"

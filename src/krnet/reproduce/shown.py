@@ -27,10 +27,22 @@ def recipe_sections(rows: Sequence[Mapping[str, Any]]) -> list[Chosen]:
             paper = [number for number in published if number.recipe == name]
             sections.append(
                 Chosen(
-                    name=name, title=recipe.title, text=recipe.opening, views=recipe.figures, entries=found, paper=paper
+                    name=name,
+                    title=recipe.title,
+                    text=_paragraphs(recipe.opening),
+                    views=recipe.figures,
+                    entries=found,
+                    paper=paper,
                 )
             )
     return sections
+
+
+def _paragraphs(opening: str) -> str:
+    """Hardware and time stand in paragraphs of their own."""
+    for word in ("Hardware:", "Time:"):
+        opening = opening.replace(f"\n{word}", f"\n\n{word}")
+    return opening
 
 
 def _is_whole(row: Mapping[str, Any]) -> bool:

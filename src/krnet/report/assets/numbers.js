@@ -48,6 +48,7 @@ function numSeeds(points) {
 // "3 seeds", "one seed", "1 to 3 seeds": of the series of a figure.
 function describeSeeds(points) {
   const ours = points.filter((point) => point.source === OURS);
+  if (ours.length && ours.every((point) => point.seed === null)) return "Single measurements, without a seed.";
   const counts = seriesNames(ours).map((name) => numSeeds(ours.filter((point) => point.series === name)));
   if (!counts.length) return "";
   const [low, high] = [Math.min(...counts), Math.max(...counts)];
@@ -62,8 +63,8 @@ function format(value, unit) {
   if (typeof value !== "number") return String(value);
   if (unit === "%" || unit === "points") return value > 99 && value < 100 ? value.toFixed(2) : value.toFixed(1);
   const size = Math.abs(value);
-  if (size >= 1e5) return value.toLocaleString("en", { maximumFractionDigits: 0 });
-  if (size === 0 || (size >= 1e-3 && size < 1e5)) return String(Number(value.toPrecision(4)));
+  if (size >= 1e4) return value.toLocaleString("en", { maximumFractionDigits: 0 });
+  if (size === 0 || (size >= 1e-3 && size < 1e4)) return String(Number(value.toPrecision(4)));
   return value.toExponential(2);
 }
 

@@ -32,6 +32,7 @@ function draw(item) {
   const points = visible(figure.points, state);
   item.stale = false;
   item.width = plot.clientWidth;
+  plot.style.minHeight = "0";
   seeds.textContent = figure.kind === "embedding" ? "" : describeSeeds(points);
   fillNumbers(numbers, figure, points);
   if (!points.length) {
@@ -154,11 +155,15 @@ themeButton.addEventListener("click", () => {
   stored(next);
 });
 
+// Figures above the target may still be drawn and move it: look again, unless the reader has scrolled on.
 function goTo(name) {
   const target = document.getElementById(name);
   if (!target) return;
   target.scrollIntoView();
   target.focus({ preventScroll: true });
+  let left = false;
+  for (const type of ["wheel", "touchmove", "keydown", "pointerdown"]) addEventListener(type, () => { left = true; }, { once: true, passive: true });
+  for (const delay of [100, 300, 700]) setTimeout(() => { if (!left) target.scrollIntoView(); }, delay);
 }
 for (const link of document.querySelectorAll("nav a, a.skip")) {
   link.addEventListener("click", (event) => {
@@ -189,7 +194,12 @@ const resized = new ResizeObserver(() => {
   }, 150);
 });
 resized.observe(document.getElementById("main"));
-for (const name of figures.keys()) near.observe(document.getElementById(name));
+for (const [name, { packed }] of figures) {
+  const plot = document.getElementById(name).querySelector(".plot");
+  const rows = packed.kind === "bars" ? 26 * packed.series.length + 66 : 0; // about what it will take
+  plot.style.minHeight = `${rows || Math.min(Math.max(plot.clientWidth * 0.52, 280), 440) + 8 * packed.series.length}px`;
+  near.observe(document.getElementById(name));
+}
 addEventListener("beforeprint", () => { for (const item of figures.values()) if (item.stale) draw(item); });
 if (state.at) goTo(state.at);
 document.documentElement.dataset.ready = "yes";

@@ -93,7 +93,7 @@ def point(entry: Entry, x: float | str, y: float, **more: Any) -> Point:
     """A point with the row's provenance; `more` replaces fields of it."""
     row, metrics, settings = entry.row, entry.row["metrics"], entry.row.get("settings") or {}
     found = Point(
-        series=short(entry.series), x=x, y=y, seed=_seed(row.get("seed")),
+        series=short(entry.series), x=x, y=y, seed=seed_of(row.get("seed")),
         data=short(metrics.get("data") or settings.get("data")),
         method=short(metrics.get("method") or settings.get("method") or settings.get("recorder")),
         commit=short(row.get("commit")), date=short(row.get("date")), command=short(row.get("command")),
@@ -107,7 +107,8 @@ def short(value: Any) -> str:
     return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"
 
 
-def _seed(value: Any) -> int | None:
+def seed_of(value: Any) -> int | None:
+    """A row's seed, where it is one."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
