@@ -14,15 +14,12 @@ for (const section of REPORT.sections) {
 
 function summaryText(figure, entries) {
   const kinds = { line: "Line plot", dots: "Dot plot", bars: "Bar chart", matrix: "Heat map", embedding: "Scatter plot" };
-  const names = seriesNames(entries);
-  const unit = figure.y.unit;
-  const parts = names.slice(0, 8).map((name) => {
-    const own = entries.filter((entry) => entry.series === name);
-    const last = own[own.length - 1];
-    return `${name}${last.source === OURS ? "" : " (paper)"}: ${own.length > 1 ? "at the end " : ""}${describeMean(last, unit)}`;
+  const curves = d3.groups(entries, (entry) => `${entry.series}${entry.source === OURS ? "" : " (paper)"}`);
+  const parts = curves.slice(0, 8).map(([name, own]) => {
+    return `${name}: ${own.length > 1 ? "at the end " : ""}${describeMean(own[own.length - 1], figure.y.unit)}`;
   });
-  const more = names.length > 8 ? `; and ${names.length - 8} more` : "";
-  return `${figure.title}. ${kinds[figure.kind]} of ${names.length} series. ${parts.join("; ")}${more}. The numbers stand in the table below.`;
+  const more = curves.length > 8 ? `; and ${curves.length - 8} more` : "";
+  return `${figure.title}. ${kinds[figure.kind]} of ${curves.length} series. ${parts.join("; ")}${more}. The numbers stand in the table below.`;
 }
 
 function draw(item) {
