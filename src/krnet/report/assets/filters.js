@@ -56,7 +56,7 @@ function makeFilters(place, values, state, changed) {
     every.addEventListener("click", set(true));
     none.addEventListener("click", set(false));
     const labels = boxes.map((box) => element("label", {}, box, element("span", {}, box.value)));
-    const fields = element("fieldset", {}, element("legend", {}, title), ...labels, every, " ", none);
+    const fields = element("fieldset", {}, element("legend", {}, title), element("div", {}, every, " ", none), ...labels);
     const details = element("details", { className: "filter" }, summary, fields);
     details.addEventListener("keydown", (event) => {
       if (event.key === "Escape" && details.open) { details.open = false; summary.focus(); }

@@ -28,7 +28,7 @@ function verticalScale(figure, values) {
   if (scale === "nines") {
     const heights = values.map((value) => nines(value, unit));
     const [low, high] = [Math.min(...heights), Math.max(...heights)];
-    const pad = Math.max(0.06 * (high - low), 0.05);
+    const pad = Math.max(0.06 * (high - low), high - low < 0.5 ? 0.25 : 0.05);
     const apart = (high - low + 2 * pad) / 14;
     const ticks = NINE_SHARES.map((share) => nines(share, "")).filter((tick) => tick >= low - pad && tick <= high + pad)
       .reduceRight((kept, tick) => (kept.length && kept[0] - tick < apart ? kept : [tick, ...kept]), []);
@@ -42,7 +42,7 @@ function verticalScale(figure, values) {
     };
   }
   const type = scale === "log" && Math.min(...values) > 0 ? "log" : "linear";
-  const tickFormat = type === "log" ? (value) => format(value, "") : undefined;
+  const tickFormat = type === "log" ? shortNumber : undefined;
   const ticks = type === "log" ? { ticks: logTicks([Math.min(...values), Math.max(...values)]) } : {};
   return { height: (value) => value, options: { label: title, type, grid: true, nice: true, tickFormat, ...ticks } };
 }
@@ -54,16 +54,22 @@ function horizontalScale(figure, entries) {
   if (xs.some((x) => typeof x !== "number")) return { label: title, type: "point", domain: xs };
   if (scale === "log" && Math.min(...xs) > 0) {
     const decades = Math.log10(Math.max(...xs) / Math.min(...xs));
-    const pad = 10 ** Math.max(0.04 * decades, 0.05);
+    const pad = 10 ** Math.max(0.04 * decades, decades < 0.3 ? 0.2 : 0.05);
     const domain = [Math.min(...xs) / pad, Math.max(...xs) * pad];
-    return { label: title, type: "log", domain, grid: true, ticks: logTicks(domain), tickFormat: (value) => format(value, "") };
+    return { label: title, type: "log", domain, grid: true, ticks: logTicks(domain), tickFormat: shortNumber };
   }
   const few = xs.length <= 12 && xs.every(Number.isInteger) ? xs.sort((a, b) => a - b) : undefined;
   return { label: title, nice: !few, ticks: few, tickFormat: few ? (x) => String(x) : undefined };
 }
 
+// 20000 -> 20k
+function shortNumber(value) {
+  return value >= 1000 ? d3.format("~s")(value) : format(value, "");
+}
+
 function logTicks([low, high]) {
-  const steps = Math.log10(high / low) > 3 ? [1] : Math.log10(high / low) > 1.6 ? [1, 3] : [1, 2, 5];
+  const decades = Math.log10(high / low);
+  const steps = decades > 3 ? [1] : decades > 1.6 ? [1, 3] : decades > 0.7 ? [1, 2, 5] : [1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9];
   const ticks = [];
   for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++) {
     for (const step of steps) ticks.push(step * 10 ** power);
@@ -81,7 +87,7 @@ function tipText(figure, entry) {
   return lines.filter(Boolean).join("\n");
 }
 
-const tipOptions = { fill: "var(--paper)", stroke: "var(--soft)", textPadding: 8, lineWidth: 26, fontSize: 12 };
+const tipOptions = { fill: "var(--paper)", stroke: "var(--soft)", textPadding: 8, lineWidth: 26, fontSize: 12, lineHeight: 1.3 };
 
 function drawLine(figure, entries, place, width) {
   const ys = entries.flatMap((entry) => (entry.sd === null ? [entry.y] : [entry.y - entry.sd, entry.y, entry.y + entry.sd]));
@@ -146,7 +152,7 @@ function drawBars(figure, entries, place, width) {
   const unit = figure.y.unit ? ` (${figure.y.unit})` : "";
   return Plot.plot({
     width, height: 26 * names.length + 66, marginLeft, marginRight: 84, marginTop: 8, marginBottom: 42,
-    x: { label: `${figure.y.label}${unit} →`, grid: true, ticks: width < 500 ? 4 : 8 }, y: { domain: names, padding: 0.12 }, marks,
+    x: { label: `${figure.y.label}${unit} →`, grid: true, ticks: Math.max(Math.floor((width - marginLeft - 84) / 70), 2) }, y: { domain: names, padding: 0.12 }, marks,
   });
 }
 
