@@ -49,7 +49,7 @@ function meanRows(figure, points) {
 }
 
 function table(caption, { head, rows }) {
-  const long = new Set(["command", "note"].map((name) => head.indexOf(name)));
+  const long = head.indexOf("command");
   const shown = rows.slice(0, MOST_ROWS);
   const cut = rows.length > shown.length ? ` The first ${MOST_ROWS} of ${rows.length} rows; the CSV holds all.` : "";
   const made = element("table", {}, element("caption", {}, caption + cut));
@@ -59,7 +59,7 @@ function table(caption, { head, rows }) {
     const cells = row.map((value, place) => {
       if (place === 0) return element("th", { scope: "row" }, String(value));
       const isNumber = typeof value === "number" || /^-?[\d.,]+$/.test(value);
-      return element("td", { className: long.has(place) ? "long" : isNumber ? "number" : "" }, String(value));
+      return element("td", { className: place === long ? "long" : isNumber ? "number" : "" }, String(value));
     });
     body.append(element("tr", {}, ...cells));
   }
@@ -90,7 +90,8 @@ function download(name, text) {
 // The tables are made when they are opened: a page of all runs holds tens of thousands of cells.
 function fillNumbers(place, figure, points) {
   const wasOpen = place.querySelector("details")?.open ?? false;
-  const details = element("details", {}, element("summary", {}, `Numbers (${points.length.toLocaleString("en")})`));
+  const summary = element("summary", {}, `Numbers (${points.length.toLocaleString("en")})`);
+  const details = element("details", {}, summary);
   const fill = () => {
     if (details.childElementCount > 1) return;
     const runs = runRows(figure, points);
@@ -101,7 +102,8 @@ function fillNumbers(place, figure, points) {
     if (figure.kind !== "embedding") details.append(table(`${figure.title}: means`, meanRows(figure, points)));
     details.append(table(`${figure.title}: every run`, runs));
   };
-  details.addEventListener("toggle", () => { if (details.open) fill(); });
+  summary.addEventListener("click", fill); // before it opens: the next Tab goes to the button
+  details.addEventListener("toggle", fill); // a browser also opens it to search in it
   if (wasOpen) { details.open = true; fill(); }
   place.replaceChildren(details);
 }
