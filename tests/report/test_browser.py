@@ -23,7 +23,7 @@ from krnet.report.sections import Chosen, make_report
 from report.rows import hostile, learned, toy_rows
 
 LEDGER = Path(__file__).parents[2] / "results" / "ledger.jsonl"
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")  # the Makefile looks for the same
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",

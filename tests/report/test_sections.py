@@ -86,6 +86,15 @@ def test_a_recipe_comes_first_and_its_rows_are_shown_once():
     assert {point.series for figure in other.figures for point in figure.points if figure.kind != "matrix"} == {"mas"}
 
 
+def test_an_earlier_row_of_a_run_that_a_recipe_shows_is_superseded():
+    rows = [learned("kril", date=date) for date in ("2026-01-01", "2026-02-01")]
+    chosen = Chosen(
+        name="mine", title="Mine", text="", views=("last",), entries=[Entry(series="KRIL", row=rows[1])], paper=()
+    )
+    report = make_report("t", "", rows, [chosen])
+    assert [section.name for section in report.sections] == ["mine"] and not report.left_out
+
+
 @pytest.mark.parametrize("key", ["metrics", "settings", "outcome", "date", "recipe", "seed", "command"])
 @pytest.mark.parametrize("value", [None, 7, "text", [1], {"a": 1}])
 def test_a_row_with_anything_anywhere_stops_no_report(key, value):

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("krnet.reproduce.compare", reason="recipes are not read yet")
-
 from krnet.io import ledger
 from krnet.report import views
 from krnet.report.figure import PAPER
@@ -46,5 +44,9 @@ def test_hardware_and_time_are_paragraphs(shown):
 
 
 def test_no_recipe_stops_at_a_row_of_anyone():
-    odd = [{**hostile(), key: value} for key in ("settings", "seed", "date") for value in (None, [], {}, "x")]
+    odd = [
+        {**hostile(), key: value}
+        for key in ("settings", "seed", "date", "corrects", "metrics")
+        for value in (None, [], {}, "x")
+    ]
     assert recipe_sections([{}, hostile(), *odd]) == []

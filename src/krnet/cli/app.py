@@ -2,8 +2,7 @@
 
     plan, extract -> record -> info, verify, replay   record.py; extract.py, append.py
     learn, demo, bench                                learn.py, demo.py, bench.py
-    reproduce                                         reproduce.py
-    report                                            report.py
+    reproduce, report                                 reproduce.py, report.py
 
 A command parses its options, calls the library, and prints: results on stdout, progress and messages on stderr.
 Exit codes: 0 done; 1 refused, with `error: ...` on stderr; 2 wrong usage; 130 stopped with Ctrl-C.
@@ -25,8 +24,8 @@ from krnet.cli.extract import extract
 from krnet.cli.learn import learn
 from krnet.cli.output import say
 from krnet.cli.record import info, plan, record, replay, verify
-from krnet.cli.reproduce import reproduce
 from krnet.cli.report import report
+from krnet.cli.reproduce import reproduce
 from krnet.errors import KrnetError
 from krnet.io.ledger import package_version
 

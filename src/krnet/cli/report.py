@@ -46,10 +46,11 @@ def report(
     from krnet.io import ledger
     from krnet.report.sources import read_rows
     from krnet.report.write import write_report
+    from krnet.reproduce.shown import recipe_sections
 
     paths = list(sources or [ledger.default_path()])
     rows = read_rows(paths)
-    made = write_report(out, rows, paths, _recipe_sections(rows), pictures)
+    made = write_report(out, rows, paths, recipe_sections(rows), pictures)
     if not quiet:
         num_figures = sum(len(section.figures) for section in made.sections)
         left_out = f", {len(made.left_out)} rows left out" if made.left_out else ""
@@ -58,11 +59,3 @@ def report(
             say(f"pictures written to {pictures}")
     if open_page:
         typer.launch(str(out.absolute()))
-
-
-def _recipe_sections(rows: list[dict]) -> list:
-    try:
-        from krnet.reproduce.shown import recipe_sections
-    except ModuleNotFoundError:  # until recipes are read
-        return []
-    return recipe_sections(rows)

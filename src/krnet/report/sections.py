@@ -73,8 +73,9 @@ def make_report(title: str, text: str, rows: Iterable[Row], recipes: Sequence[Ch
         reason = _why_left_out(row)
         drawn.append(row) if reason is None else left_out.append(_left_out(row, *reason))
     sections = [_recipe_section(recipe) for recipe in recipes]
-    taken = {_identity(entry.row) for recipe in recipes for entry in recipe.entries}
-    rest = [row for row in drawn if _identity(row) not in taken]
+    # Earlier rows of a run that a recipe shows are superseded by its row, whatever they were appended as.
+    taken = {series.identity(entry.row) for recipe in recipes for entry in recipe.entries}
+    rest = [row for row in drawn if series.identity(row) not in taken]
     for name, own in sorted(_grouped(rest, _section_name), key=_newest, reverse=True):
         section, unseen = _other_section(name, own)
         sections.append(section)
@@ -105,11 +106,6 @@ def _left_out(row: Row, reason: str, detail: str) -> LeftOut:
         seed="" if seed is None else short(str(seed)), date=short(row.get("date")), commit=short(row.get("commit")),
         command=short(row.get("command")),
     )  # fmt: skip
-
-
-def _identity(row: Row) -> tuple[str, str, str]:
-    """Two rows of one second, of one seed and the same command, are one run."""
-    return str(row.get("date")), str(row.get("seed")), str(row.get("command")) + str(row.get("settings"))
 
 
 # ------------------------------------------------------------------ sections

@@ -9,22 +9,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from krnet.io import ledger
+from krnet.report.figure import Entry
 from krnet.report.published import read_published
 from krnet.report.sections import Chosen
+from krnet.report.views.base import READ_ERRORS
 from krnet.reproduce.compare import entries
-from krnet.reproduce.recipe import read_recipe, recipe_names
+from krnet.reproduce.recipe import Recipe, read_recipe, recipe_names
+
+Row = Mapping[str, Any]
+FORM: Mapping[str, Any] = {"date": str, "recipe": str, "settings": dict, "metrics": dict, "seed": (int, type(None))}
 
 
 def recipe_sections(rows: Sequence[Mapping[str, Any]]) -> list[Chosen]:
-    """Recipes without a row are left out; rows that are no results, or not as a ledger's are, belong to none."""
+    """Recipes without a row are left out. Rows that are no results, or that no ledger wrote, belong to none."""
     results = [row for row in rows if _is_whole(row) and ledger.is_result(row)]
     published = read_published()
     sections = []
     for name in recipe_names():
         recipe = read_recipe(name)
-        found = entries(recipe, results)
+        found = _entries(recipe, results)
         if found:
-            paper = [number for number in published if number.recipe == name]
             sections.append(
                 Chosen(
                     name=name,
@@ -32,10 +36,33 @@ def recipe_sections(rows: Sequence[Mapping[str, Any]]) -> list[Chosen]:
                     text=_paragraphs(recipe.opening),
                     views=recipe.figures,
                     entries=found,
-                    paper=paper,
+                    paper=[number for number in published if number.recipe == name],
                 )
             )
     return sections
+
+
+def _entries(recipe: Recipe, rows: Sequence[Row]) -> list[Entry]:
+    """Of a ledger with rows that no work can read, those of the others."""
+    try:
+        return entries(recipe, rows)
+    except READ_ERRORS:
+        return entries(recipe, [row for row in rows if _is_readable(recipe, row)])
+
+
+def _is_readable(recipe: Recipe, row: Row) -> bool:
+    try:
+        entries(recipe, [row])
+    except READ_ERRORS:
+        return False
+    return True
+
+
+def _is_whole(row: Row) -> bool:
+    """Whether a row has the form of all that the ledger wrote; others come from elsewhere."""
+    return row.get("outcome") == "ok" and all(
+        key in row and isinstance(row[key], kind) and not isinstance(row[key], bool) for key, kind in FORM.items()
+    )
 
 
 def _paragraphs(opening: str) -> str:
@@ -43,9 +70,3 @@ def _paragraphs(opening: str) -> str:
     for word in ("Hardware:", "Time:"):
         opening = opening.replace(f"\n{word}", f"\n\n{word}")
     return opening
-
-
-def _is_whole(row: Mapping[str, Any]) -> bool:
-    """Whether a row has what every row has that the ledger wrote."""
-    mappings = all(isinstance(row.get(key), dict) for key in ("metrics", "settings"))
-    return mappings and row.get("outcome") == "ok" and "seed" in row
