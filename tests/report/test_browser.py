@@ -168,7 +168,9 @@ def test_every_figure_of_the_whole_ledger_is_drawn(visit):
 def test_the_numbers_of_seeds_are_said(visit):
     page = visit("toy")
     text = show(page, CURVES).locator(".seeds").inner_text()
-    assert text == "Mean and standard deviation of up to 3 seeds. 1 of 3 series rests on one seed."
+    assert text.startswith("Mean and standard deviation of up to 3 seeds. 1 of 3 series rests on one seed.")
+    assert text.endswith("Dashed, with hollow markers: the paper.")
+    assert show(page, "#toy-last").locator(".seeds").inner_text().endswith("Diamonds: the paper.")
 
 
 def test_means_and_deviations_are_over_the_seeds(visit):
@@ -225,7 +227,8 @@ def test_a_filter_changes_the_curves_and_the_address_keeps_it(visit):
 
 def test_a_seed_that_is_left_out_is_in_no_mean(visit):
     page = visit("toy", "#seed=0")
-    assert show(page, CURVES).locator(".seeds").inner_text() == "One seed: how far results scatter is not shown."
+    text = show(page, CURVES).locator(".seeds").inner_text()
+    assert text.startswith("One seed: how far results scatter is not shown.")
 
 
 def test_where_nothing_is_left_the_figure_says_so(visit):

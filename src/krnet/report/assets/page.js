@@ -30,7 +30,9 @@ function draw(item) {
   item.stale = false;
   item.width = plot.clientWidth;
   plot.style.minHeight = "0";
-  seeds.textContent = figure.kind === "embedding" ? "" : describeSeeds(points);
+  const theirs = points.some((point) => point.source !== OURS);
+  const mark = !theirs ? "" : figure.kind === "bars" ? " Diamonds: the paper." : " Dashed, with hollow markers: the paper.";
+  seeds.textContent = figure.kind === "embedding" ? "" : describeSeeds(points) + mark;
   fillNumbers(numbers, figure, points);
   if (!points.length) {
     legend.replaceChildren();
