@@ -32,6 +32,8 @@ demo: $(STAMP)
 	.venv/bin/krnet demo --out demo $(ARGS)
 
 test: $(STAMP)
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
+		echo "make: no chromium on the PATH: the tests of the report page in a browser are skipped. On Debian: apt install chromium"
 	$(VENV_PYTHON) -m pytest -n auto --dist loadfile $(ARGS)
 
 test-slow: $(STAMP)

@@ -39,7 +39,7 @@ try_commands() {  # VENV: the commands of a recording
     "$bin/krnet" --version | grep -qxF "krnet $version" || { say "krnet --version is not $version" >&2; return 1; }
     "$bin/python" -m krnet --version | grep -qxF "krnet $version" || { say "python -m krnet fails" >&2; return 1; }
     "$bin/krnet" --help >help.txt
-    for command in plan record info verify replay learn demo bench; do
+    for command in plan record info verify replay learn demo bench report; do
         grep -q "^  $command " help.txt || { say "krnet --help has no command $command" >&2; return 1; }
     done
     "$bin/krnet" plan --shape 8,4,4 --class-counts 30x2 --json >plan.json
@@ -52,6 +52,7 @@ np.save("features.npy", np.maximum(r.normal(size=(60, 8, 4, 4)), 0).astype("floa
         "$bin/krnet" verify "$recorder.krn" --against features.npy --json >"verify-$recorder.json"
         "$bin/krnet" replay "$recorder.krn" --ids 0:10 -o "$recorder.npy" --json >"replay-$recorder.json"
     done
+    "$bin/python" -c 'open("empty.jsonl", "w")' && "$bin/krnet" report empty.jsonl -o report.html --quiet
     if "$bin/krnet" info labels.npy >/dev/null 2>error.txt; then say "labels.npy was taken for a recording" >&2; return 1; fi
     grep -q '^error: ' error.txt || { cat error.txt >&2; return 1; }
 }

@@ -62,7 +62,7 @@ def test_run_json_lies_in_the_folder_and_is_what_json_prints(tmp_path: Path) -> 
     assert found["order_hash"] == protocol.order_hash(range(10))
     assert {"accuracy_matrix", "last", "average", "average_without_base", "forgetting", "storage_bytes"} <= found.keys()
     left = {name for name in files(tmp_path / "new" / "run") if not name.startswith("tensorboard")}
-    assert left == {"run.json", "settings.json", "state.krn"}
+    assert left == {"report.html", "run.json", "settings.json", "state.krn"}
 
 
 def test_ledger_appends_a_row_for_each_method_and_base_tasks_are_shared(tmp_path: Path, monkeypatch: Any) -> None:

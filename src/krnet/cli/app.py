@@ -2,7 +2,7 @@
 
     plan, extract -> record -> info, verify, replay   record.py; extract.py, append.py
     learn, demo, bench                                learn.py, demo.py, bench.py
-    reproduce                                         reproduce.py
+    reproduce, report                                 reproduce.py, report.py
 
 A command parses its options, calls the library, and prints: results on stdout, progress and messages on stderr.
 Exit codes: 0 done; 1 refused, with `error: ...` on stderr; 2 wrong usage; 130 stopped with Ctrl-C.
@@ -24,6 +24,7 @@ from krnet.cli.extract import extract
 from krnet.cli.learn import learn
 from krnet.cli.output import say
 from krnet.cli.record import info, plan, record, replay, verify
+from krnet.cli.report import report
 from krnet.cli.reproduce import reproduce
 from krnet.errors import KrnetError
 from krnet.io.ledger import package_version
@@ -94,3 +95,4 @@ app.command(short_help="Learn classes task after task, by one or several methods
 app.command(short_help="Learn digits in two minutes: KRIL against all images.")(demo)
 app.add_typer(bench, name="bench")
 app.command(short_help="Run the experiments of the paper, and compare with its numbers.")(reproduce)
+app.command(short_help="Show results on one page.")(report)

@@ -1,6 +1,7 @@
 """`krnet learn`: learn classes task after task, by one or several methods.
 
 options -> data set, class order, task split -> krnet.task_loop -> DIR/run.json, a table or JSON on stdout
+                                                -> krnet.report    -> DIR/report.html
                                                                 -> with --ledger, a row of the results ledger per method
 with --seeds or --orders -> krnet.many_runs -> DIR/ORDER/seed-N/METHOD/run.json, a table of means
 """
@@ -216,8 +217,9 @@ def learn(
 ) -> None:
     """Writes DIR/run.json (DIR/METHOD/run.json for several): accuracies, forgetting, stored bytes, settings, times.
 
-    DIR is the folder of --out. It also holds TensorBoard logs, in DIR/tensorboard. A run that was interrupted or killed
-    continues with --resume. With --seeds or --orders, a run is in DIR/ORDER/seed-N/METHOD.
+    DIR is the folder of --out. It also holds DIR/report.html, a page with the curves and tables of its runs, and
+    TensorBoard logs, in DIR/tensorboard. A run that was interrupted or killed continues with --resume. With --seeds or
+    --orders, a run is in DIR/ORDER/seed-N/METHOD.
 
     \b
     Example:
@@ -314,6 +316,7 @@ def learn(
     if to_ledger and not is_product:
         for run in runs:
             append_row(run, recipe)
+    page = _leave_page(folder)
     summary = summarize(runs) if is_product else []
     if as_json:
         output.show_json({"runs": runs, "summary": summary} if summary else runs[0] if len(runs) == 1 else runs)
@@ -323,4 +326,16 @@ def learn(
     else:
         output.show_runs(runs)
     if not quiet:
-        say(f"written to {folder}")
+        say(f"written to {folder}" + (f"; for its curves, open {page}" if page else ""))
+
+
+def _leave_page(folder: Path) -> Path | None:
+    """Write the page of the runs. They are done and saved: whatever goes wrong here is a message."""
+    from krnet.io import ledger
+    from krnet.report.write import leave_page
+
+    try:
+        return leave_page(folder, ledger.command_line())
+    except Exception as error:
+        say(f"no page was written for {folder}: {error}. To try again: krnet report {folder} -o report.html")
+        return None

@@ -47,7 +47,8 @@ class Axis:
     unit: str = ""
     """Stands behind values: %, MB."""
     scale: str = "linear"
-    """linear, log, nines (-log10(1 - y): 0.9 and 0.99 are as far apart as 0.99 and 0.999) or names (x is text)."""
+    """linear, log, names (x is text) or nines (-log10(1 - y): 0.9 and 0.99 are as far apart as 0.99 and 0.999; with the
+    unit %, 90 and 99 as 99 and 99.9)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,8 @@ class Point:
     """ours, or paper."""
     seed: int | None = None
     label: str = ""
-    """Class of a point of an embedding; otherwise empty."""
+    """What tells points of a series apart beside x: class of an embedding's point, whose matrix a cell is of, or the
+    budget that x, the bytes used, was held to. Runs of other seeds have the same label."""
     data: str = ""
     method: str = ""
     commit: str = ""
@@ -77,7 +79,7 @@ class Figure:
     text: str
     """What is shown and how it was measured, in a sentence or two."""
     kind: str
-    """line, dots, bars, matrix (x: task, series: after which task, y: accuracy) or embedding (label: class)."""
+    """line, dots, bars, embedding (label: class) or matrix (x: task, series: after which task, label: whose matrix)."""
     x: Axis
     y: Axis
     points: tuple[Point, ...]
