@@ -1,6 +1,6 @@
 """The notebook runs in a fresh kernel, and its stored outputs are what it prints now.
 
-    python tools/run_notebook.py      stores them again
+python tools/run_notebook.py      stores them again
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def test_a_difference_within_the_spread_is_not_told_apart():
         learned("b", seed, 0.01 * seed) for seed in range(3)
     ]
     text = draw("last", rows).text
-    assert "Not told apart from it: b (within the spread of seeds)" in text
+    assert "Within the spread of seeds of it: b." in text
     assert "best" not in text and "better" not in text
 
 

@@ -77,6 +77,15 @@ def test_a_run_beats_the_settings_of_all_and_quick_beats_both(tmp_path):
     assert (first.seeds, second.seeds) == ((0,), (5,))
 
 
+def test_budgets_make_a_run_each_that_figures_join(tmp_path):
+    text = GOOD.replace("epochs = 9", 'epochs = 9\nbudgets = ["8 kB", "1.5 MB"]')
+    runs = read(tmp_path, text).runs
+    assert [run.name for run in runs] == ["first", "second, 8 kB", "second, 1.5 MB", "third"]
+    assert [run.settings.get("budget") for run in runs] == [None, "8kB", "1.5MB", None]
+    assert [run.line for run in runs] == ["first", "second", "second", "third"]
+    assert [run.name for run in read(tmp_path, text, quick=True).runs] == ["first", "second, 8 kB"]
+
+
 def test_none_takes_a_setting_away_and_nothing_else():
     assert merge_settings([{"a": 1, "b": 2}, {"a": "none"}, {"c": 3}]) == {"b": 2, "c": 3}
     assert merge_settings([{"a": "none"}, {"a": 1}]) == {"a": 1}
@@ -106,6 +115,10 @@ MISTAKES = [
     ("4,3x2", "4,3y2", r"run 'first': sizes is '4,3y2'; expected such as 50,5x10"),
     ('data = "digits"\n', "", r"run 'first': data is None; expected the name of a data"),
     ('data = "digits"', 'data = "pictures"', r"no image_size is given; add .* image_size = 64"),
+    ("epochs = 9", 'budget = "9kB"\nbudgets = ["8 kB"]', r"run 'second': expected either budget = .* or budgets = "),
+    ("epochs = 9", "budgets = []", r"run 'second': expected either budget = .* or budgets = "),
+    ("epochs = 9", "budgets = [8000]", r"run 'second': budgets holds 8000; expected names"),
+    ("epochs = 9", 'budgets = ["8 kB", "8 kB"]', r"run 'second, 8 kB': two runs have this name"),
     ("quick = false", "quick = 3", r"run 'third': quick is 3; expected a table of settings, or false"),
     ("[settings]", "[settings", r"some.toml: cannot be read \(.*expected a file of TOML"),
 ]

@@ -16,12 +16,13 @@ import krnet
 from krnet import api
 from krnet.errors import InputError, SettingError
 from krnet.io import ledger
+from krnet.reproduce.recipe import read_recipe
 from krnet.reproduce.works.base import get_work
 
 if sys.version_info >= (3, 11):
-    import tomllib
+    pass
 else:
-    import tomli as tomllib
+    pass
 
 ROOT = Path(__file__).parents[2]
 RECORD = get_work("record")
@@ -134,9 +135,7 @@ def old_rows():
 
 @pytest.fixture(scope="module")
 def rate_runs():
-    recipe = tomllib.loads((ROOT / "recipes" / "rate.toml").read_text())
-    kept = ("recorder", "budget", "given")
-    return {run["name"]: recipe["settings"] | {k: run[k] for k in kept if k in run} for run in recipe["runs"]}
+    return {run.name: dict(run.settings) for run in read_recipe("rate").runs}
 
 
 def test_every_cell_of_the_rate_table_has_its_row_already(old_rows, rate_runs):

@@ -9,7 +9,7 @@ Points are single runs: whoever draws them takes the mean and standard deviation
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 OURS, PAPER = "ours", "paper"
@@ -23,6 +23,13 @@ class Entry:
     """Name in legends and tables: KRIL, LUCIR, "KRIL, 6.1 MB"."""
     row: Mapping[str, Any]
     """A row of the ledger."""
+    line: str = ""
+    """Figures with an axis of bytes join the runs of one line: "KRIL" for KRIL in 1.6, 3.1 and 6.1 MB."""
+
+    @property
+    def sized(self) -> Entry:
+        """This run as a point of its line."""
+        return replace(self, series=self.line or self.series)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,10 +53,12 @@ def statements(points: Iterable[Point], unit: str) -> list[str]:
     head = f"The highest mean is {top.series}'s, {top.mean:.1f} ± {top.deviation:.1f} {unit}."
     if len(apart) == len(others):
         return [head, "Every other mean is lower by more than both deviations together."]
-    alike = [summary for summary in others if summary.overlaps(top)]
-    names = ", ".join(
-        f"{summary.series} ({'one seed' if summary.deviation is None else 'within the spread of seeds'})"
-        for summary in alike[:4]
-    )
-    more = f" and {len(alike) - 4} more" if len(alike) > 4 else ""
-    return [head, f"Not told apart from it: {names}{more}."]
+    within = [s.series for s in others if s.deviation is not None and s.overlaps(top)]
+    alone = [s.series for s in others if s.deviation is None]
+    parts = [("Within the spread of seeds of it", within), ("One seed, so not compared", alone)]
+    return [head, *(f"{what}: {_listed(names)}." for what, names in parts if names)]
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:4])
+    return f"{shown} and {len(names) - 4} more" if len(names) > 4 else shown

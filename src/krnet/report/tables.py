@@ -120,7 +120,7 @@ def learn_curves(entries: Sequence[Entry], paper: Sequence[PaperNumber] = ()) ->
 
 def rate(entries: Sequence[Entry]) -> str:
     """R2 and replay accuracy of every series at every budget; the best of a column in bold."""
-    series = by_series(entries)
+    series = by_series([entry.sized for entry in entries])
     budgets = sorted({entry.row["settings"]["budget"] for entry in entries})
     cells: dict[str, dict[int, tuple[str, str]]] = {}
     for name, rows in series.items():

@@ -75,9 +75,8 @@ def newest_rows(recipe: Recipe, rows: Sequence[Row]) -> dict[str, dict[int | Non
 
 def entries(recipe: Recipe, rows: Sequence[Row]) -> list[Entry]:
     """The newest rows of a recipe, each with the name of its series."""
-    return [
-        Entry(series=name, row=row) for name, by_seed in newest_rows(recipe, rows).items() for row in by_seed.values()
-    ]
+    found = newest_rows(recipe, rows)
+    return [Entry(series=run.name, row=row, line=run.line) for run in recipe.runs for row in found[run.name].values()]
 
 
 def compare(recipe: Recipe, rows: Sequence[Row], published: Sequence[PaperNumber]) -> list[Comparison]:

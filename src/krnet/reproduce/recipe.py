@@ -31,6 +31,11 @@ A recipe is a short file that opens with a comment: the number, the hardware and
     recorder = "raw"
     quick = { epochs = 1 }             # replaces this run's settings, too; quick = false leaves the run out
 
+    [[runs]]
+    name = "pca"                       # a run for each budget, "pca, 1.3 MB" ...: points of the line "pca" in figures
+    recorder = "pca"
+    budgets = ["1.3 MB", "3.3 MB"]     # under --quick, the first only
+
 The later wins: [settings] < the run < [quick] < the run's quick. The value "none" takes a setting away that an earlier
 one of these gave.
 """
@@ -57,7 +62,7 @@ else:
 RECIPE_KEYS: dict[str, type] = {
     "title": str, "work": str, "figures": list, "seeds": list, "settings": dict, "quick": dict, "runs": list,
 }  # fmt: skip
-RUN_KEYS: dict[str, type] = {"name": str, "work": str, "seeds": list}
+RUN_KEYS: dict[str, type] = {"name": str, "work": str, "seeds": list, "line": str, "budgets": list}
 """Keys of a run that are no settings, beside `quick`: a table, or false."""
 KINDS: dict[type, str] = {str: "text", list: "a list", dict: "a table"}
 LEFT_OUT = "none"
@@ -72,6 +77,8 @@ class RecipeRun:
     settings: Mapping[str, Any]
     seeds: tuple[int, ...]
     """Of this run: those of the recipe, unless the run has its own."""
+    line: str = ""
+    """Runs of one line differ in their bytes: figures with an axis of bytes join them. By default the name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,37 +142,57 @@ def _find(name: str) -> Path:
 def _read_runs(where: str, content: Mapping[str, Any], quick: bool) -> list[RecipeRun]:
     seeds = _seeds(where, content.get("seeds", [0]))
     runs: list[RecipeRun] = []
+    names: set[str] = set()
     for number, table in enumerate(content["runs"], 1):
         if not isinstance(table, Mapping) or not isinstance(table.get("name"), str) or not table["name"]:
             raise RecipeError(f'{where}: run {number} has no name; add name = "the series in figures"')
         in_run = f"{where}, run {table['name']!r}"
         for key, kind in RUN_KEYS.items():
             _check_kind(in_run, key, table, kind)
-        run_quick = table.get("quick", {})
-        if run_quick is not False and not isinstance(run_quick, Mapping):
-            raise RecipeError(f"{in_run}: quick is {run_quick!r}; expected a table of settings, or false")
-        if any(table["name"] == run.name for run in runs):
-            raise RecipeError(f"{in_run}: two runs have this name; give each its own")
-        work_name = table.get("work", content.get("work"))
-        if work_name is None:
-            raise RecipeError(f'{in_run}: has no work; add work = "learn", at the top of the file or to the run')
-        own = {key: value for key, value in table.items() if key not in (*RUN_KEYS, "quick")}
-        layers = [content.get("settings", {}), own]
-        layers += [content.get("quick", {}), run_quick or {}] if quick else []
-        settings = merge_settings(layers)
-        try:
-            get_work(work_name).check(settings)
-        except SettingError as error:
-            raise RecipeError(f"{in_run}: {error}") from error
-        except InputError as error:
-            raise type(error)(f"{in_run}: {error}") from error
-        run_seeds = _seeds(in_run, table["seeds"]) if "seeds" in table else seeds
-        if quick and run_quick is False:
-            continue
-        if quick:
-            run_seeds = run_seeds[:1]  # the code is the same with every seed
-        runs.append(RecipeRun(name=table["name"], work=work_name, settings=settings, seeds=run_seeds))
+        for position, own in enumerate(_with_budgets(in_run, table)):
+            if own["name"] in names:
+                raise RecipeError(f"{where}, run {own['name']!r}: two runs have this name; give each its own")
+            names.add(own["name"])
+            run = _read_run(in_run, own, content, seeds, quick)
+            if not quick or (own.get("quick") is not False and position == 0):
+                runs.append(run)
     return runs
+
+
+def _with_budgets(in_run: str, table: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The run itself, or one for each of its budgets."""
+    own = {"line": table["name"], **table}
+    if "budgets" not in own:
+        return [own]
+    budgets = _texts(in_run, "budgets", own.pop("budgets"))
+    if "budget" in own or not budgets:
+        raise RecipeError(f'{in_run}: expected either budget = "6.1MB" or budgets = ["1.6 MB", "6.1 MB"]')
+    return [{**own, "name": f"{own['name']}, {budget}", "budget": budget.replace(" ", "")} for budget in budgets]
+
+
+def _read_run(
+    in_run: str, table: Mapping[str, Any], content: Mapping[str, Any], seeds: tuple[int, ...], quick: bool
+) -> RecipeRun:
+    run_quick = table.get("quick", {})
+    if run_quick is not False and not isinstance(run_quick, Mapping):
+        raise RecipeError(f"{in_run}: quick is {run_quick!r}; expected a table of settings, or false")
+    work_name = table.get("work", content.get("work"))
+    if work_name is None:
+        raise RecipeError(f'{in_run}: has no work; add work = "learn", at the top of the file or to the run')
+    own = {key: value for key, value in table.items() if key not in (*RUN_KEYS, "quick")}
+    layers = [content.get("settings", {}), own]
+    layers += [content.get("quick", {}), run_quick or {}] if quick else []
+    settings = merge_settings(layers)
+    try:
+        get_work(work_name).check(settings)
+    except SettingError as error:
+        raise RecipeError(f"{in_run}: {error}") from error
+    except InputError as error:
+        raise type(error)(f"{in_run}: {error}") from error
+    run_seeds = _seeds(in_run, table["seeds"]) if "seeds" in table else seeds
+    if quick:
+        run_seeds = run_seeds[:1]  # the code is the same with every seed
+    return RecipeRun(name=table["name"], work=work_name, settings=settings, seeds=run_seeds, line=table["line"])
 
 
 def merge_settings(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -61,7 +61,7 @@ function describeSeeds(points) {
 
 function format(value, unit) {
   if (typeof value !== "number") return String(value);
-  if (unit === "%" || unit === "points") return value > 99 && value < 100 ? value.toFixed(2) : value.toFixed(1);
+  if (unit === "%" || unit === "points") return fixed(value, value > 99 && value < 100 ? 2 : 1);
   const size = Math.abs(value);
   if (size >= 1e4) return value.toLocaleString("en", { maximumFractionDigits: 0 });
   if (size === 0 || (size >= 1e-3 && size < 1e4)) return String(Number(value.toPrecision(4)));
@@ -72,11 +72,17 @@ function withUnit(value, unit) {
   return unit ? `${format(value, unit)} ${unit}` : format(value, unit);
 }
 
+// Half up from the decimal digits, as the tables of the documentation: 69.35 is 69.4, which binary fractions make 69.3.
+function fixed(value, digits) {
+  const scale = 10 ** digits;
+  return (Math.round(Number((Math.abs(value) * scale).toPrecision(12))) / scale * Math.sign(value) || 0).toFixed(digits);
+}
+
 // The deviation with as many decimals as the mean.
 function describeMean(entry, unit, shown = unit) {
   const middle = format(entry.y, unit);
   const decimals = /^-?\d+\.(\d+)$/.exec(middle)?.[1].length ?? 0;
-  const spread = entry.sd === null ? "" : ` ± ${entry.sd.toFixed(Math.max(decimals, unit === "%" ? 1 : 0))}`;
+  const spread = entry.sd === null ? "" : ` ± ${fixed(entry.sd, Math.max(decimals, unit === "%" ? 1 : 0))}`;
   return `${middle}${spread}${shown ? ` ${shown}` : ""}`;
 }
 

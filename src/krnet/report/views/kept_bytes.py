@@ -27,7 +27,7 @@ def kept_bytes(name: str, title: str, entries: Sequence[Entry], paper: Sequence[
             keeps_nothing += 1
             raise ValueError("a logarithmic axis has no 0")
         label = f"budget {format_size(int(number(budget, 1)))}" if budget is not None else ""
-        return [point(entry, total / 1e6, percent(metrics["last"]), label=label)]
+        return [point(entry.sized, total / 1e6, percent(metrics["last"]), label=label)]
 
     points, num_unusable = read_points(entries, read)
     points += paper_points(paper, lambda found: number(float(found.x), 1e-6), paper_percent)

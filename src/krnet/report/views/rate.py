@@ -76,7 +76,7 @@ def _ten_thousandths(found: PaperNumber) -> float:
 def _read(entry: Entry, y: float) -> Point:
     budget = (entry.row.get("settings") or {}).get("budget")
     label = f"budget {format_size(int(number(budget, 1)))}" if budget is not None else ""
-    return point(entry, number(entry.row["metrics"]["bytes"], 1) / 1e6, y, label=label)
+    return point(entry.sized, number(entry.row["metrics"]["bytes"], 1) / 1e6, y, label=label)
 
 
 def _share(unit: str, value: float) -> float:
