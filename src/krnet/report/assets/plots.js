@@ -87,7 +87,8 @@ function tipText(figure, entry) {
   return lines.filter(Boolean).join("\n");
 }
 
-const tipOptions = { fill: "var(--paper)", stroke: "var(--soft)", textPadding: 8, lineWidth: 26, fontSize: 12, lineHeight: 1.3 };
+// Drawn anew, with a label of its own, whenever the pointer moves: hidden from screen readers, which have the table.
+const tipOptions = { fill: "var(--paper)", stroke: "var(--soft)", textPadding: 8, lineWidth: 26, fontSize: 12, lineHeight: 1.3, ariaHidden: "true" };
 
 function drawLine(figure, entries, place, width) {
   const ys = entries.flatMap((entry) => (entry.sd === null ? [entry.y] : [entry.y - entry.sd, entry.y, entry.y + entry.sd]));
