@@ -21,7 +21,7 @@ help:
 	@echo "make test-slow  the tests that it leaves out: kernels compiled for the CPU, long fits, much memory"
 	@echo "make test-gpu   the tests that need a GPU; a row in the ledger says how they ended"
 	@echo "make lint       ruff and mypy; a script of a user must pass mypy --strict"
-	@echo "make docs       build the documentation into site/; a warning is an error"
+	@echo "make docs       write tables and pictures from the ledger, and build the documentation into site/"
 	@echo "make smoke      build wheel and source archive into dist/, install and try them in a clean environment"
 	@echo "make setup      only make .venv and install into it"
 	@echo "make clean      remove caches, builds, site/ and demo/; .venv stays"
@@ -51,9 +51,11 @@ lint: $(STAMP)
 	$(VENV_PYTHON) -m mypy
 	MYPYPATH=src $(VENV_PYTHON) -m mypy $(AS_USER) tests/typed/user.py
 
+# CHECK=--check writes no table and no picture, and fails where one is out of date.
 # The variable silences a notice about the future of mkdocs, which is not about these pages.
 docs: $(DOCS_STAMP)
-	$(VENV_PYTHON) tools/fill_docs.py --check
+	$(VENV_PYTHON) tools/fill_docs.py $(CHECK)
+	$(VENV_PYTHON) tools/draw_docs.py $(CHECK)
 	NO_MKDOCS_2_WARNING=1 $(VENV_PYTHON) -m mkdocs build --strict --quiet
 	@echo "make: open site/index.html"
 

@@ -61,13 +61,17 @@ def test_paths_and_links_of_a_page_exist(path):
     assert not missing
 
 
-@pytest.fixture(scope="module")
-def fill_docs() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("fill_docs", ROOT / "tools" / "fill_docs.py")
+def load_tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def fill_docs() -> ModuleType:
+    return load_tool("fill_docs")
 
 
 def test_generated_blocks_are_up_to_date(fill_docs):
@@ -119,6 +123,23 @@ def test_a_table_shows_the_newest_row_of_equal_settings(fill_docs, ledger_with, 
     ledger_with("2999-01-01T00:00:00+00:00")
     newest = fill_docs.block(name)
     assert newest != before and ("99.0" in newest or "0.99" in newest)
+
+
+@pytest.fixture
+def draw_docs(fill_docs, monkeypatch) -> ModuleType:
+    monkeypatch.setitem(sys.modules, "fill_docs", fill_docs)
+    return load_tool("draw_docs")
+
+
+def test_pictures_show_the_newest_rows(draw_docs):
+    assert not draw_docs.stale_pictures(ROOT / "docs"), "run: python tools/draw_docs.py"
+
+
+def test_a_picture_changes_with_a_newer_row_of_equal_settings_only(draw_docs, ledger_with):
+    ledger_with("2000-01-01T00:00:00+00:00")
+    assert not draw_docs.stale_pictures(ROOT / "docs")
+    ledger_with("2999-01-01T00:00:00+00:00")
+    assert set(draw_docs.stale_pictures(ROOT / "docs")) == set(draw_docs.PICTURES)
 
 
 def test_the_readme_shows_the_newest_rows(fill_docs, ledger_with):

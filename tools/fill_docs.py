@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from decimal import Decimal
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +163,31 @@ def readme_table() -> str:
         kept = tables.size(max(run["storage_bytes"]["total"] for run in runs))
         lines.append([title, kept, shown, average, str(len(runs))])
     return table(["method", "kept between tasks", "last", "average", "seeds"], lines)
+
+
+def rate_shares() -> str:
+    """The bytes that krnet needs for the R2 of the best rival at each size, as a share of that rival's bytes.
+
+    They are interpolated between krnet's points, log bytes over log error; sizes outside its range are left out.
+    """
+    points: dict[str, list[tuple[int, int, float]]] = {}
+    for entry in recipe_entries("rate", LEDGER):
+        row = entry.row
+        found = (row["settings"]["budget"], row["metrics"]["bytes"], row["metrics"]["r2"])
+        points.setdefault(entry.line, []).append(found)
+    ours = sorted((math.log(1 - r2), math.log(num_bytes)) for _, num_bytes, r2 in points["krnet"])
+    rivals = {line: found for line, found in points.items() if not line.startswith("krnet")}
+    shares = []
+    for budget in sorted(budget for budget, _, _ in points["krnet"]):
+        at_budget = [(r2, num_bytes, line) for line, own in rivals.items() for b, num_bytes, r2 in own if b == budget]
+        r2, num_bytes, line = max(at_budget)
+        error = math.log(1 - r2)
+        pair = next((pair for pair in pairwise(ours) if pair[0][0] <= error <= pair[1][0]), None)
+        if pair is not None:
+            (x0, y0), (x1, y1) = pair
+            share = math.exp(y0 + (y1 - y0) * (error - x0) / (x1 - x0)) / num_bytes
+            shares.append(f"{rounded(round(share, 6), 2)} at {budget / 1e6:g} MB ({line})")
+    return f"For the R² of the best rival, krnet needs this share of its bytes: {', '.join(shares)}."
 
 
 # ------------------------------------------------------------------ other rows
@@ -329,6 +356,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "learner-settings": learner_settings,
     "strength-table": strength_table,
     "readme-table": readme_table,
+    "rate-shares": rate_shares,
     "record-table": record_table,
     "append-table": append_table,
     "speed-table": speed_table,
