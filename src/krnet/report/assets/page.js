@@ -126,8 +126,18 @@ function changed() {
   }
 }
 
-const runsOf = () => REPORT.runs.map((run) => Object.fromEntries(RUN_FIELDS.map((field, place) => [field, run[place]]))).filter((run) => run.date || run.command || run.method);
-const RUNS = runsOf();
+// Once each: points of one run may differ in their note.
+function distinctRuns() {
+  const found = new Map();
+  for (const values of REPORT.runs) {
+    const run = Object.fromEntries(RUN_FIELDS.map((field, place) => [field, values[place]]));
+    delete run.note;
+    if (run.date || run.command || run.method) found.set(JSON.stringify(run), run);
+  }
+  return [...found.values()];
+}
+
+const RUNS = distinctRuns();
 
 function tellShown() {
   const kept = RUNS.filter((run) => passes(run, state)).length;

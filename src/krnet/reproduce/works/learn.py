@@ -135,9 +135,10 @@ class Learn(Work):
 
     def matches(self, row: Mapping[str, Any], settings: Mapping[str, Any], seed: int) -> bool:
         metrics, saved = row.get("metrics") or {}, row.get("settings") or {}
-        plan = _plan_of(_frozen(settings), seed)
-        if row.get("outcome") != "ok" or row.get("seed") != seed or metrics.get("method") != plan.method:
+        # The cheapest checks first: a recipe asks this of every row of the ledger, for each of its runs.
+        if row.get("outcome") != "ok" or row.get("seed") != seed or metrics.get("method") != settings.get("method"):
             return False
+        plan = _plan_of(_frozen(settings), seed)
         if saved.get("data", metrics.get("data")) != plan.data_name:
             return False
         if (metrics.get("validation") or 0) != plan.validation:

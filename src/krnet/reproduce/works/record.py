@@ -37,9 +37,10 @@ class Record(Work):
         from_dict(RecordingSettings, settings)
 
     def matches(self, row: Mapping[str, Any], settings: Mapping[str, Any], seed: int) -> bool:
-        own = from_dict(RecordingSettings, settings)
-        if row["outcome"] != "ok" or row["seed"] != seed:
+        # The cheapest checks first: a recipe asks this of every row of the ledger, for each of its runs.
+        if row["outcome"] != "ok" or row["seed"] != seed or row["settings"].get("recorder") != settings.get("recorder"):
             return False
+        own = from_dict(RecordingSettings, settings)
         if row["settings"].get("work") == self.name:
             return same_recording(row["settings"], own)
         return row["recipe"] == RATE_RECIPE and is_rate_row(row, own)
