@@ -28,7 +28,8 @@ from krnet.io import archive
 from krnet.io.atomic import AnyPath, atomic_write, refuse_overwriting
 from krnet.io.header import RESTORE
 from krnet.progress import Watch, closing_watch
-from krnet.recorders.base import Replayer, bound_opening, get_recorder, recorder_names, written_by
+from krnet.recorders.base import Replayer, get_recorder, recorder_names, written_by
+from krnet.recorders.memory import replay_bytes, sample_bytes
 from krnet.recording_data import Loader, RecordingDataset
 from krnet.recording_file import destination
 
@@ -80,7 +81,7 @@ class Recording:
             raise InputError(f"{kept.path}: a trunk is given, and recorder {self.recorder} needs none; leave it out")
         self._trunk = trunk
         _check_fields(kept)
-        self._samples = Samples.recall(kept.metadata, kept.nbytes, self._read_labels, kept.path)
+        self._samples = Samples.recall(kept.metadata, kept.nbytes, self._read_labels, kept.path, kept.limit)
         self._replayer: Replayer | None = None
 
     def _read_labels(self) -> Tensor | None:
@@ -285,8 +286,8 @@ class Recording:
         """Return the replayer; read the tensors at the first call."""
         if self._replayer is None:
             settings = self._archive.metadata["settings"]
+            self._check_size(settings)
             try:
-                self._check_size(settings)
                 self._replayer = self._recorder.replay(self._samples, settings, self._archive, self.device)
             except (NotARecordingError, OversizedRecordingError) as error:  # a recorder does not know the path
                 raise type(error)(f"{self.path}: {error}") from error
@@ -294,11 +295,16 @@ class Recording:
         return self._replayer
 
     def _check_size(self, settings: dict[str, Any]) -> None:
+        """Refuse settings that would take far more memory than the file's size speaks for, before anything is made."""
+        values = sample_bytes(self.shape)
+        self._archive.limit.check(values, f"a few samples of shape {self.shape}")  # some settings follow from the shape
         try:
-            stored = self._recorder.stored(self.shape, len(self), settings)
+            num_bytes = replay_bytes(self._recorder, self.shape, len(self), settings)
         except (InputError, KeyError, TypeError):
             return  # the recorder's `replay` refuses these settings, and says why
-        bound_opening(stored, self.nbytes)
+        except (RuntimeError, OverflowError) as error:  # torch, of sizes whose product overflows
+            raise OversizedRecordingError(f"{self.path}: settings of no possible size ({error}). {RESTORE}") from error
+        self._archive.limit.check(num_bytes, "to open it and to replay a few samples")
 
     def _parse_index(self, which: Any) -> Tensor:
         """Turn any index into IDs 0 .. N-1; negative IDs count from the end."""

@@ -87,6 +87,18 @@ def chunk_samples(shape: Iterable[int]) -> int:
     return max(1, min(1024, CHUNK_BYTES // (4 * math.prod(shape))))
 
 
+def read_shape(settings: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Channels, height and width of the images, from the settings of a file."""
+    shape = settings.get("image_shape")
+    if not isinstance(shape, (list, tuple)) or len(shape) != 3:
+        raise SettingError(f"image_shape is {shape!r:.99}; expected three sizes")
+    channels, height, width = shape
+    check_choice("channels", channels, CHANNELS)
+    for side in (height, width):
+        check_int("image_shape", side, 1, MAX_SIDE)
+    return channels, height, width
+
+
 @dataclass(frozen=True, eq=False)
 class RecordedImages(EncodedImages):
     """The images of a recording."""
@@ -96,21 +108,15 @@ class RecordedImages(EncodedImages):
     @classmethod
     def read(cls, settings: Mapping[str, Any], store: TensorStore, num_samples: int) -> RecordedImages:
         own = {name: value for name, value in settings.items() if name not in ("image_shape", "trunk")}
-        shape = settings.get("image_shape")
         try:
             config = from_dict(ImagesConfig, own)
-            if not isinstance(shape, (list, tuple)) or len(shape) != 3:
-                raise SettingError(f"image_shape is {shape!r:.99}; expected three sizes")
-            channels, height, width = shape
-            check_choice("channels", channels, CHANNELS)
-            for side in (height, width):
-                check_int("image_shape", side, 1, MAX_SIDE)
-            config.check_channels(channels)
-        except InputError as error:
+            shape = read_shape(settings)
+            config.check_channels(shape[0])
+        except (InputError, TypeError, OverflowError) as error:
             raise NotARecordingError(f"settings of recorder images refused: {error}. Record again") from error
         tensors = {"lengths": store.tensor("lengths", shape=(num_samples,))}
         tensors |= {name: store.tensor(name, dtype=torch.uint8) for name in ("stream", "start")}
-        return cls.from_tensors(tensors, config, (channels, height, width))
+        return cls.from_tensors(tensors, config, shape)
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,6 +19,7 @@ not, because the budget has to hold more images now, the decoded images are enco
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -38,12 +39,30 @@ from krnet.features.samples import Samples
 from krnet.features.stats import normalise
 from krnet.io.archive import TensorStore
 from krnet.nn.fingerprint import fingerprint
-from krnet.recorders.base import Content, Earlier, Job, Recorder, Replayer, Stored, overhead_bytes, register
+from krnet.recorders.base import (
+    PROBE_SAMPLES,
+    Content,
+    Earlier,
+    Job,
+    Recorder,
+    Replayer,
+    Stored,
+    overhead_bytes,
+    register,
+)
 from krnet.recorders.basis import stored_edges
-from krnet.recorders.images.codec import ImagesConfig, ImageSource, RecordedImages, chunk_samples, open_images
+from krnet.recorders.images.codec import (
+    ImagesConfig,
+    ImageSource,
+    RecordedImages,
+    chunk_samples,
+    open_images,
+    read_shape,
+)
 
 CHECK_SAMPLES = 64  # samples that check whether trunk, images and features belong together
 MIN_CHECK_R2 = 0.99  # of these samples: features made in 16 bits pass, features of another trunk do not
+IMAGE_COPIES = 6  # float32 numbers for each value of an image, from its pixels to the trunk's input
 SEARCH_SAMPLES = 256  # images from which a search for a budget estimates sizes and errors
 OPEN_WITH = (
     "Open it with krnet.open(path, trunk=MODULE), or --trunk on the command line: the module that its features were "
@@ -95,7 +114,10 @@ class ImagesReplayer(Replayer):
 
     def decode(self, ids: Tensor, *, fast: bool = False) -> Tensor:
         unique, index = ids.unique(return_inverse=True)
-        features = self.network().features(self.encoded.images(unique), fast)
+        network = self.network()
+        # Images may be much larger than their features: as many are decoded at once as the network takes.
+        chunks = unique.split(chunk_samples(self.encoded.shape))
+        features = torch.cat([network.features(self.encoded.images(chunk), fast) for chunk in chunks])
         return features[index.to(self.device)]
 
     def network(self) -> Network:
@@ -190,6 +212,10 @@ class ImagesRecorder(Recorder):
     def stored(self, shape: Sequence[int], num_samples: int, settings: Mapping[str, Any]) -> dict[str, Stored]:
         contents = {"lengths": Stored((num_samples,)), "stream": Stored(), "start": Stored()}
         return {**stored_edges(shape), **contents}
+
+    def working_numbers(self, shape: Sequence[int], settings: Mapping[str, Any]) -> int:
+        shape = read_shape(settings)
+        return IMAGE_COPIES * min(PROBE_SAMPLES, chunk_samples(shape)) * math.prod(shape)
 
     def replay(
         self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device
