@@ -145,6 +145,15 @@ class Recording:
         return self._archive.path
 
     @property
+    def max_bytes(self) -> int | None:
+        """The memory that the file may ask for, where that was given; None: the rule in terms of its size.
+
+        >>> krnet.open("features.krn", max_bytes="2GB").max_bytes
+        2000000000
+        """
+        return self._archive.limit.max_bytes
+
+    @property
     def nbytes(self) -> int:
         """Size of the whole file.
 
@@ -203,7 +212,7 @@ class Recording:
         (torch.Size([4, 3, 3]), torch.Size([2, 4, 3, 3]), torch.Size([10, 4, 3, 3]))
         """
         ids = self._parse_index(which)
-        values = self.replay(ids.reshape(-1))
+        values = self.replay(ids)
         return values.reshape((*ids.shape, *self.shape))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -229,8 +238,7 @@ class Recording:
         >>> recording.replay([5, 3]).shape
         torch.Size([2, 4, 3, 3])
         """
-        if not isinstance(ids, Tensor):
-            ids = torch.as_tensor(np.asarray(ids, dtype=None if len(ids) else np.int64))
+        ids = self._parse_index(ids).reshape(-1)
         precision = precision or self.precision
         check_choice("precision", precision, PRECISIONS)
         step = self._chunk_samples
@@ -310,7 +318,11 @@ class Recording:
         """Turn any index into IDs 0 .. N-1; negative IDs count from the end."""
         n = len(self)
         if isinstance(which, slice):
-            return torch.arange(n)[which] if (which.step or 1) > 0 else torch.tensor(range(n)[which])
+            try:
+                chosen = range(n)[which]
+            except (TypeError, ValueError) as error:  # a step of 0, or limits that are no whole numbers
+                raise UnknownSampleError(f"{self.path}: {which} is not a range of samples ({error})") from error
+            return torch.arange(chosen.start, chosen.stop, chosen.step) if chosen else torch.empty(0, dtype=torch.long)
         try:
             # torch refuses arrays with negative strides; numpy copies them.
             ids = torch.as_tensor(np.ascontiguousarray(which) if isinstance(which, np.ndarray) else which).cpu()
@@ -324,6 +336,8 @@ class Recording:
             return ids.nonzero().squeeze(1)
         if ids.is_floating_point() or ids.is_complex():
             raise UnknownSampleError(f"{self.path}: sample IDs are {ids.dtype}; expected whole numbers")
+        if ids.dtype == torch.uint64 and bool((ids.view(torch.int64) < 0).any()):  # as int64 they would be negative
+            raise UnknownSampleError(f"{self.path}: sample IDs of 2^63 and more; this file holds 0..{n - 1}")
         ids = ids.long()
         bad = ids[(ids < -n) | (ids >= n)]
         if len(bad.reshape(-1)):
@@ -435,7 +449,8 @@ class Recording:
             )
         added = Addition(source, labels, budget, head, watch, settings)
         archive.write(path, *grown_contents(self, self._archive.metadata, added, self.device, path))
-        return Recording(archive.open_archive(path), self.device, self.precision, keeper, self._trunk)
+        grown = archive.open_archive(path, self.max_bytes)
+        return Recording(grown, self.device, self.precision, keeper, self._trunk)
 
     def dataset(self) -> RecordingDataset:
         """Return a torch Dataset of (feature, label) on the CPU, for a DataLoader with any number of workers.

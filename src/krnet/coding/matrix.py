@@ -39,6 +39,7 @@ CACHE_BYTES = 2 << 30  # the largest matrix of decoded symbols that a reader kee
 FREE_CACHE_BYTES, CACHE_FACTOR = 256 << 20, 512  # and how much larger it may be than its stream
 MAX_BLOCK = 256  # rows per block: bounds the cost of reading one row
 GROUPING_ROWS = 4096  # rows whose histograms decide which columns share a table
+LENGTH_TYPES = (torch.uint16, torch.uint32)  # of the bytes of a block
 CENTROID = 127  # centroids are stored as int8, in units of step / 127
 CODED_TENSORS = ("stream", "lengths", "column", "first", "sizes", "weights", "centroids")
 
@@ -251,6 +252,8 @@ class CodedMatrix:
 
         def get(name: str, dtype: torch.dtype | None, *shape: int) -> np.ndarray:
             found = store.tensor(prefix + name, shape=shape or None, dtype=dtype)
+            if dtype is None and found.dtype not in LENGTH_TYPES:
+                raise TensorShapeError(f"tensor {prefix + name!r} is {found.dtype}; expected uint16 or uint32")
             if found.dim() != 1:
                 raise TensorShapeError(
                     f"tensor {prefix + name!r} has shape {list(found.shape)}; expected one dimension"
@@ -261,8 +264,6 @@ class CodedMatrix:
         first, sizes = get("first", torch.int16), get("sizes", torch.uint16)
         tables = Tables(column, first, sizes, get("weights", torch.uint16))
         lengths = get("lengths", None, -(-num_rows // block_size))
-        if lengths.dtype not in (np.uint16, np.uint32):
-            raise TensorShapeError(f"tensor '{prefix}lengths' is {lengths.dtype}; expected uint16 or uint32")
         blocks = Blocks(tables, get("stream", torch.uint8), lengths, num_rows, block_size)
         blocks.check()
         return cls(blocks, get("centroids", torch.int8, len(tables.weights)))

@@ -39,7 +39,7 @@ class ImagesConfig(ImageEncoding):
             values = getattr(self, name)
             values = tuple(values) if isinstance(values, (tuple, list)) else (values,)
             for value in values:
-                check_range(name, value, lowest)
+                check_range(name, value, lowest, 1e6)
             object.__setattr__(self, name, values)
 
     def check_channels(self, channels: int) -> None:
