@@ -23,6 +23,7 @@ from krnet.features.source import FeatureSource, open_features
 from krnet.io.archive import TensorStore
 
 MAX_SIDE = 4096  # pixels; bounds the memory that a few bytes of a file can ask for
+TRUNK_SETTINGS = ("trunk", "trunk_results")  # of the file: the trunk's fingerprint, and what it makes of a few images
 CHUNK_BYTES = 64 << 20  # bytes of images, as float32, that are handled at once
 
 
@@ -107,7 +108,7 @@ class RecordedImages(EncodedImages):
 
     @classmethod
     def read(cls, settings: Mapping[str, Any], store: TensorStore, num_samples: int) -> RecordedImages:
-        own = {name: value for name, value in settings.items() if name not in ("image_shape", "trunk")}
+        own = {name: value for name, value in settings.items() if name not in ("image_shape", *TRUNK_SETTINGS)}
         try:
             config = from_dict(ImagesConfig, own)
             shape = read_shape(settings)
