@@ -11,6 +11,7 @@ RGB copies in the user's cache folder. Later runs memory-map these copies, so me
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -22,7 +23,7 @@ import torch
 from numpy.lib.format import open_memmap, write_array_header_1_0
 from torch import Tensor
 
-from krnet.config import check_int, require
+from krnet.config import check_int, readable_name, require
 from krnet.data.dataset import DataSet, Split, channel_stats
 from krnet.errors import DataError
 from krnet.io.atomic import atomic_write
@@ -88,7 +89,10 @@ def list_classes(folder: Path) -> Files:
                 raise DataError(
                     f"{class_folder}: no images in it; expected at least one, as {', '.join(IMAGE_SUFFIXES)}"
                 )
-            found[class_folder.name] = sorted(files)
+            name = readable_name(class_folder.name)
+            if name in found:
+                raise DataError(f"{folder}: two folders mean the class {name}; rename one")
+            found[name] = sorted(files)
     if not found:
         raise DataError(f"{folder}: no folders in it; expected one per class")
     return found
@@ -102,11 +106,11 @@ def list_annotated(folder: Path) -> Files:
     listing, images = folder / "val_annotations.txt", folder / "images"
     found: Files = {}
     if listing.is_file() and images.is_dir():
-        for number, line in enumerate(listing.read_text().splitlines(), 1):
+        for number, line in enumerate(listing.read_text("utf-8", "surrogateescape").splitlines(), 1):
             name, *rest = line.split("\t")
             if not rest or not (images / name).is_file():
                 raise DataError(f"{listing}, line {number}: {line!r:.99}; expected a file in images, a tab, its class")
-            found.setdefault(rest[0], []).append(images / name)
+            found.setdefault(readable_name(rest[0]), []).append(images / name)
     return {name: sorted(files) for name, files in found.items()}
 
 
@@ -128,7 +132,8 @@ def cached_copies(root: Path, files: list[Path], size: int, say: Callable[[str],
     digest = hashlib.sha256(f"{COPY_VERSION}\n".encode())
     for file in files:
         stat = file.stat()
-        digest.update(f"{file.relative_to(root).as_posix()}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
+        digest.update(os.fsencode(file.relative_to(root).as_posix()))
+        digest.update(f"\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
     name = f"{root.resolve().parent.name}-{root.name}-{size}px-{digest.hexdigest()[:16]}.npy"
     path = cache_folder() / "images" / name
     shape = (len(files), 3, size, size)
@@ -204,5 +209,5 @@ def load_folder(
     size = train[0].shape[-1]
     # Padding 4 for 32 pixels, as is usual for CIFAR; a window of 224 for 256 pixels, as for ImageNet.
     pad, crop = (size // 8, None) if size <= MAX_PADDED_SIZE_PX else (0, size - size // 16 * 2)
-    name = folder.resolve().name
+    name = readable_name(folder.resolve().name)
     return DataSet(name, Split(*train), Split(*test), tuple(class_names), mean, std, pad, flip=True, crop=crop)

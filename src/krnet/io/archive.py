@@ -256,6 +256,6 @@ def _open(path: Path) -> BufferedReader:
         if path.exists() and not path.is_file():
             raise refuse(errors.NotARecordingError, path, "is a folder or a device", *expected)
         return open(path, "rb")
-    except OSError as error:
-        found = f"cannot be read ({error.strerror})"
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        found = f"cannot be read ({getattr(error, 'strerror', error)})"
         raise refuse(errors.NotARecordingError, path, found, *expected) from error
