@@ -155,7 +155,7 @@ def autoencoder(path: Path, size: int) -> Path:
 
 def decoder_settings(size: int) -> dict[str, Any]:
     return {
-        "channels": 8, "height": 16, "width": 16, "vector": False, "d0": 2 * size, "c0": 2 * size, "c1": 16,
+        "channels": 8, "height": 16, "width": 16, "vector": False, "d0": 4 * size, "c0": 2 * size, "c1": 16,
         "stride": 1, "conv_before": "depthwise", "conv_after": "full", "last_norm": False,
     }  # fmt: skip
 

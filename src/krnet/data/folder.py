@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ import torch
 from numpy.lib.format import open_memmap, write_array_header_1_0
 from torch import Tensor
 
-from krnet.config import check_int, readable_name, require
+from krnet.config import check_int, format_size, readable_name, require
 from krnet.data.dataset import DataSet, Split, channel_stats
 from krnet.errors import DataError
 from krnet.io.atomic import atomic_write
@@ -32,6 +34,10 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".webp", ".ti
 MAX_DEFAULT_SIZE_PX = 256  # load_folder crops 224 of 256 pixels, the input size of networks for large images
 CHUNK_IMAGES = 256  # images that are decoded before they are written
 COPY_VERSION = 1  # raise it when copies are made in another way: all are then made again
+PIXEL_BYTES = 7  # of an image while it is converted to RGB: up to four as it was, and three
+FREE_IMAGE_BYTES, IMAGE_FACTOR = 128 << 20, 512  # a decoded image takes at most this, or this many times its file
+LARGE_BYTES = 16 << 20  # images beyond this size are decoded one at a time
+_ONE_LARGE = threading.Lock()
 
 Files = dict[str, list[Path]]  # class name -> its image files
 
@@ -177,9 +183,24 @@ def open_image(path: Path) -> Any:
 
     try:
         with Image.open(path) as image:
-            return image.convert("RGB")
+            num_bytes = _check_pixels(path, *image.size)  # before the pixels are decoded
+            with _ONE_LARGE if num_bytes > LARGE_BYTES else nullcontext():
+                return image.convert("RGB")
+    except DataError:
+        raise
     except Exception as error:  # a decoder can raise any exception
         raise DataError(f"{path}: cannot be read as an image ({error}). Replace or remove it") from error
+
+
+def _check_pixels(path: Path, width: int, height: int) -> int:
+    """The bytes of a decoded image; refused if they are out of all proportion to its file."""
+    num_bytes, file_bytes = PIXEL_BYTES * width * height, path.stat().st_size
+    if num_bytes > (allowed := max(FREE_IMAGE_BYTES, IMAGE_FACTOR * file_bytes)):
+        raise DataError(
+            f"{path}: {width} x {height} pixels in a file of {file_bytes} bytes would take {format_size(num_bytes)} of "
+            f"memory; expected at most {format_size(allowed)}. Remove it, or save it smaller"
+        )
+    return num_bytes
 
 
 def square_copy(path: Path, size: int) -> bytes:

@@ -15,7 +15,7 @@ from typing import Any
 from krnet.recorders.base import FLOAT_BYTES, PROBE_SAMPLES, Recorder
 
 FIXED_BYTES = 64 << 20  # chunks in which tensors are decoded and samples replayed
-DECODED_BYTES = 8  # of each number that is decoded at opening: its symbol, and the number
+DECODED_BYTES = 10  # of each number that is decoded at opening: its symbol, the number, and chunks of both
 SAMPLE_COPIES = 8  # of a sample while it is replayed and brought to its scale
 SAMPLE_ID_BYTES = 64  # of each sample: its label, its group and its slot, and copies of them
 BLOCK_COPIES, ROW_COPIES = 6, 5  # float32 numbers for each symbol of a block, and for each number of a row
