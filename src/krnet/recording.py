@@ -20,7 +20,14 @@ from torch import Tensor, nn
 from krnet.appending import Addition, grown_contents
 from krnet.config import check_choice
 from krnet.device import pick_device
-from krnet.errors import FeatureError, InputError, NotARecordingError, OversizedRecordingError, UnknownSampleError
+from krnet.errors import (
+    FeatureError,
+    InputError,
+    NotARecordingError,
+    OversizedRecordingError,
+    RecordingError,
+    UnknownSampleError,
+)
 from krnet.features.samples import LABELS, Samples
 from krnet.features.source import open_features, stored_labels
 from krnet.features.stats import normalise, not_finite
@@ -297,7 +304,10 @@ class Recording:
             self._check_size(settings)
             try:
                 self._replayer = self._recorder.replay(self._samples, settings, self._archive, self.device)
-            except (NotARecordingError, OversizedRecordingError) as error:  # a recorder does not know the path
+            except RecordingError as error:
+                if str(error).startswith(str(self.path)):
+                    raise
+                # A recorder does not know the path.
                 raise type(error)(f"{self.path}: {error}") from error
             self._replayer.trunk = self._trunk
         return self._replayer

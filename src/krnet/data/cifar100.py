@@ -211,7 +211,7 @@ class _ArrayUnpickler(pickle.Unpickler):
 def _check_sizes(content: bytes) -> None:
     """Refuse a pickle that asks for more memory than it has bytes: the unpickler allocates before it reads."""
     for code, value, _ in pickletools.genops(content):  # which refuses texts that are longer than what follows
-        if code.name in ("PUT", "BINPUT", "LONG_BINPUT") and not 0 <= value <= len(content):
+        if code.name in ("PUT", "BINPUT", "LONG_BINPUT") and not 0 <= (value or 0) <= len(content):
             raise ValueError(f"object number {value} of {len(content)} bytes")
 
 

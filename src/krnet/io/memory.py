@@ -3,8 +3,8 @@
     opening a recording, or replaying a sample of it    at most max(512 MB, 512 times the file)
     its header, as Python's objects                     at most 256 MB + 4 times the file
 
-A forged file of a few kilobytes can name any sizes. Real files stay well below: one with the largest axes for its size
-that the tests know takes 20 times its bytes. Whoever trusts a file that needs more gives `max_bytes`.
+A forged file of a few kilobytes can name any sizes. Real files stay well below, those of a low rate and large axes too
+(tests/attacks/test_memory.py). Whoever trusts a file that needs more gives `max_bytes`.
 """
 
 from __future__ import annotations
