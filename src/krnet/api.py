@@ -261,18 +261,22 @@ def open(
     precision: str = "exact",
     *,
     trunk: nn.Module | None = None,
+    max_bytes: int | str | None = None,
 ) -> Recording:
     """Open a recording file.
 
     device     where to replay; None takes the GPU if there is one
     precision  exact (full fp32) or fast (bf16 on a GPU)
     trunk      for a recording of images (recorder images): the module that makes features of them
+    max_bytes  memory that the file may ask for, such as "2GB"; by default 512 MB, or 512 times its size if that is
+               more, which no honest file comes near
 
     >>> len(krnet.open("features.krn"))
     40
     """
     check_choice("precision", precision, PRECISIONS)
-    return Recording(archive.open_archive(path), pick_device(device), precision, trunk=trunk)
+    limit = None if max_bytes is None else parse_size(max_bytes, "max_bytes")
+    return Recording(archive.open_archive(path, limit), pick_device(device), precision, trunk=trunk)
 
 
 @closing_watch
@@ -283,6 +287,7 @@ def verify(
     device: str | None = "cpu",
     key: str | None = None,
     trunk: nn.Module | None = None,
+    max_bytes: int | str | None = None,
     watch: Watch | None = None,
 ) -> dict[str, Any]:
     """Check the structure of a file, every checksum and the stored probe; with `against`, its error as well.
@@ -290,6 +295,7 @@ def verify(
     against    the features that were recorded, and after them those that were appended: the replays are compared with
                them
     key        name of the array, for a file of features that holds several
+    max_bytes  as for krnet.open
     watch      called with a Progress every few samples; `krnet.show_progress` draws a bar
 
     The probe of a recording of images needs its trunk; without one, `probe_error` is None.
@@ -297,8 +303,8 @@ def verify(
     >>> krnet.verify("features.krn")["ok"]
     True
     """
-    recording = open(path, device, trunk=trunk)
-    opened = archive.open_archive(path)
+    recording = open(path, device, trunk=trunk, max_bytes=max_bytes)
+    opened = archive.open_archive(path, recording.max_bytes)
     opened.verify()
     ids = opened.tensor("probe.ids", dtype=torch.int64)
     if ids.dim() != 1 or not len(ids):

@@ -3,6 +3,7 @@
     KrnetError
       InputError            the caller's data or settings are refused (also a ValueError)
         FeatureError  LabelError  SettingError  BudgetError  ResumeError  RunError  BusyFolderError  RecipeError
+        UnsafeNetworkError
         DataError           images that cannot be learned from
           UnsafePickleError
       FitError              recording started, but could not continue
@@ -35,6 +36,10 @@ class DataError(InputError):
 
 class UnsafePickleError(DataError):
     """A pickle holds more than arrays and plain values: loading it could run any code."""
+
+
+class UnsafeNetworkError(InputError):
+    """A file of a network could do more than compute: it was not loaded."""
 
 
 class SettingError(InputError):

@@ -6,6 +6,7 @@ Selection (config.py) -> choose_ids -> ids (B,) -> write_replays -> X.npy
 from __future__ import annotations
 
 import math
+import zipfile
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def _read_ids(path: Path, num_samples: int) -> np.ndarray:
     expected = f"expected a .npy file with a flat array of integers, or a mask of {num_samples} booleans"
     try:
         found = np.load(path, allow_pickle=False)
-    except (EOFError, ValueError) as error:
+    except (EOFError, ValueError, zipfile.BadZipFile) as error:
         raise InputError(f"{path}: sample IDs cannot be read ({error}); {expected}") from error
     if not isinstance(found, np.ndarray):
         raise InputError(f"{path}: holds several arrays; {expected}")

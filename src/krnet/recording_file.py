@@ -45,6 +45,8 @@ def destination(out: AnyPath | None) -> tuple[object, Path]:
     """
     if out is not None:
         path = Path(out)
+        if "\0" in str(path):
+            raise InputError(f"{str(path)!r}: no file has a name with a zero byte in it; choose another name")
         if not path.parent.is_dir():
             raise InputError(f"{path}: no folder {path.parent}; create it or choose another place")
         if path.is_dir():

@@ -46,6 +46,7 @@ from krnet.io.header import (
     read_head,
     refuse,
 )
+from krnet.io.memory import MemoryLimit
 
 CHUNK_BYTES = 4 * 2**20  # read and hashed at once
 
@@ -138,6 +139,8 @@ class Archive:
     """Checksum of the header. The header holds the checksums of all tensors, so only equal files have an equal one."""
     metadata: dict[str, Any]
     """The keys and values that were given to `write`."""
+    limit: MemoryLimit
+    """How much memory the file may ask for."""
     _entries: dict[str, Entry]
     _data_begin: int
 
@@ -226,19 +229,24 @@ class Archive:
             raise refuse(errors.ChecksumError, self.path, found, entry.digests[index], advice)
 
 
-def open_archive(path: AnyPath) -> Archive:
-    """Open a recording: read its header, and refuse the file unless checksum and lengths agree."""
+def open_archive(path: AnyPath, max_bytes: int | None = None) -> Archive:
+    """Open a recording: read its header, and refuse the file unless checksum and lengths agree.
+
+    max_bytes  memory that the file may ask for; by default the rule of memory.py
+    """
     path = Path(path)
     with _open(path) as file:
         nbytes = os.fstat(file.fileno()).st_size
         head = read_head(path, file, nbytes)
+    limit = MemoryLimit(path, nbytes, max_bytes)
+    limit.check_header(head)
     table = parse_json(path, "the header", head[LENGTH_BYTES:])
     fields = table.pop("__metadata__")  # an object: `read_head` has checked the magic, which opens it
     version = check_head(path, head, fields.get("version"))
     values = {key: parse_json(path, f"metadata {key!r}", fields[key]) for key in sorted(fields.keys() - RESERVED)}
     checksums = parse_json(path, "metadata 'checksums'", fields.get("checksums"))
     entries = parse_table(path, table, checksums, data_bytes=nbytes - len(head))
-    return Archive(path, nbytes, version, fields["checksum"], values, entries, len(head))
+    return Archive(path, nbytes, version, fields["checksum"], values, limit, entries, len(head))
 
 
 def _open(path: Path) -> BufferedReader:
@@ -248,6 +256,6 @@ def _open(path: Path) -> BufferedReader:
         if path.exists() and not path.is_file():
             raise refuse(errors.NotARecordingError, path, "is a folder or a device", *expected)
         return open(path, "rb")
-    except OSError as error:
-        found = f"cannot be read ({error.strerror})"
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        found = f"cannot be read ({getattr(error, 'strerror', error)})"
         raise refuse(errors.NotARecordingError, path, found, *expected) from error

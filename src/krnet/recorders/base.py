@@ -28,7 +28,6 @@ from krnet.config import settings_text, unknown_setting
 from krnet.errors import (
     InputError,
     MissingTensorError,
-    OversizedRecordingError,
     SettingError,
     TensorShapeError,
     UnknownRecorderError,
@@ -37,7 +36,6 @@ from krnet.features.samples import Samples
 from krnet.features.source import FeatureSource
 from krnet.features.stats import FeatureStats
 from krnet.io.archive import TensorStore as TensorStore
-from krnet.io.header import RESTORE
 from krnet.progress import Watch
 from krnet.train.config import FitConfig
 
@@ -48,8 +46,6 @@ PROBE_VALUES = 64  # per sample, evenly spaced: 2 KB in all
 FIT_NAMES = frozenset(f.name for f in fields(FitConfig))
 UNTRAINED_NAMES = frozenset({"seed", "device"})  # the FIT_NAMES that recorders without training take, too
 HEADER_BYTES, ENTRY_BYTES = 1400, 170  # upper bounds: the header's fixed part, and one tensor's entry in the header
-# Opening a file may decode at most FREE_NUMBERS + NUMBERS_PER_BYTE * file_bytes numbers (see bound_opening).
-FREE_NUMBERS, NUMBERS_PER_BYTE = 1 << 24, 1 << 12
 
 
 class Earlier(TensorStore, Protocol):
@@ -245,6 +241,14 @@ class Recorder(ABC):
 
     # ------------------------------------------------------------------ sizes
 
+    def working_numbers(self, shape: Sequence[int], settings: Mapping[str, Any]) -> int:
+        """Upper bound of the float32 numbers that exist at once while PROBE_SAMPLES samples are replayed.
+
+        They come on top of what `stored` says is decoded at opening, and of the samples themselves: the maps of a
+        network, the block of symbols that holds a sample. memory.py refuses files that ask for too much.
+        """
+        return 0
+
     def default_budget(self, num_values: int, settings: Mapping[str, Any]) -> int | None:
         """The budget in bytes if the caller gives none; None: the settings alone decide the size."""
         return None
@@ -324,16 +328,6 @@ def tensor_bytes(stored: Mapping[str, Stored]) -> int:
 def file_bytes(job: Job, stored: Mapping[str, Stored], settings: Mapping[str, Any]) -> int:
     """Upper bound of the size of a file of these tensors, as far as their sizes are known."""
     return tensor_bytes(stored) + overhead_bytes(job, len(stored), settings)
-
-
-def bound_opening(stored: Mapping[str, Stored], num_file_bytes: int) -> None:
-    """Refuse a file whose settings claim far more numbers than its bytes can hold, before any memory is allocated."""
-    num_claimed = sum(max(tensor.num_decoded, math.prod(tensor.shape or (0,))) for tensor in stored.values())
-    max_numbers = FREE_NUMBERS + NUMBERS_PER_BYTE * num_file_bytes
-    if num_claimed > max_numbers:
-        raise OversizedRecordingError(
-            f"settings of {num_claimed} numbers in {num_file_bytes} bytes; expected at most {max_numbers}. {RESTORE}"
-        )
 
 
 # ------------------------------------------------------------------ checks of what a caller gives

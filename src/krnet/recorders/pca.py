@@ -27,7 +27,6 @@ from krnet.coding.matrix import (
     CodedConfig,
     CodedMatrix,
     Matrix,
-    MatrixReader,
     encode,
     measure,
 )
@@ -36,7 +35,7 @@ from krnet.errors import NotARecordingError, SettingError
 from krnet.features.samples import Samples
 from krnet.io.archive import TensorStore
 from krnet.io.header import RESTORE
-from krnet.recorders.axes import AXES, FINEST, WORTH, Axes, least_squares, load_axes, principal_axes
+from krnet.recorders.axes import AXES, FINEST, WORTH, Axes, decode_axes, least_squares, load_axes, principal_axes
 from krnet.recorders.base import Job, Stored, register
 from krnet.recorders.basis import Basis, stored_matrix
 from krnet.recorders.coded import SEARCH_ROWS, CodedRecorder
@@ -67,8 +66,7 @@ class Components(Basis):
         axes before they were coded, where they are known."""
         self.mean, self.scale, self.coded = mean, scale, coded
         self.num_columns = len(scale)
-        scaled = MatrixReader(coded, AXES_CONFIG, mean.device).read(torch.arange(len(mean)))
-        self.decoded_axes = (scaled / scale).T.contiguous()  # (k, values)
+        self.decoded_axes = decode_axes(coded, AXES_CONFIG, scale)  # (k, values)
         self._exact_axes = axes
 
     @cached_property

@@ -23,6 +23,7 @@ from krnet.features.source import FeatureSource, open_features
 from krnet.io.archive import TensorStore
 
 MAX_SIDE = 4096  # pixels; bounds the memory that a few bytes of a file can ask for
+TRUNK_SETTINGS = ("trunk", "trunk_results")  # of the file: the trunk's fingerprint, and what it makes of a few images
 CHUNK_BYTES = 64 << 20  # bytes of images, as float32, that are handled at once
 
 
@@ -39,7 +40,7 @@ class ImagesConfig(ImageEncoding):
             values = getattr(self, name)
             values = tuple(values) if isinstance(values, (tuple, list)) else (values,)
             for value in values:
-                check_range(name, value, lowest)
+                check_range(name, value, lowest, 1e6)
             object.__setattr__(self, name, values)
 
     def check_channels(self, channels: int) -> None:
@@ -87,6 +88,18 @@ def chunk_samples(shape: Iterable[int]) -> int:
     return max(1, min(1024, CHUNK_BYTES // (4 * math.prod(shape))))
 
 
+def read_shape(settings: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Channels, height and width of the images, from the settings of a file."""
+    shape = settings.get("image_shape")
+    if not isinstance(shape, (list, tuple)) or len(shape) != 3:
+        raise SettingError(f"image_shape is {shape!r:.99}; expected three sizes")
+    channels, height, width = shape
+    check_choice("channels", channels, CHANNELS)
+    for side in (height, width):
+        check_int("image_shape", side, 1, MAX_SIDE)
+    return channels, height, width
+
+
 @dataclass(frozen=True, eq=False)
 class RecordedImages(EncodedImages):
     """The images of a recording."""
@@ -95,22 +108,16 @@ class RecordedImages(EncodedImages):
 
     @classmethod
     def read(cls, settings: Mapping[str, Any], store: TensorStore, num_samples: int) -> RecordedImages:
-        own = {name: value for name, value in settings.items() if name not in ("image_shape", "trunk")}
-        shape = settings.get("image_shape")
+        own = {name: value for name, value in settings.items() if name not in ("image_shape", *TRUNK_SETTINGS)}
         try:
             config = from_dict(ImagesConfig, own)
-            if not isinstance(shape, (list, tuple)) or len(shape) != 3:
-                raise SettingError(f"image_shape is {shape!r:.99}; expected three sizes")
-            channels, height, width = shape
-            check_choice("channels", channels, CHANNELS)
-            for side in (height, width):
-                check_int("image_shape", side, 1, MAX_SIDE)
-            config.check_channels(channels)
-        except InputError as error:
+            shape = read_shape(settings)
+            config.check_channels(shape[0])
+        except (InputError, TypeError, OverflowError) as error:
             raise NotARecordingError(f"settings of recorder images refused: {error}. Record again") from error
         tensors = {"lengths": store.tensor("lengths", shape=(num_samples,))}
         tensors |= {name: store.tensor(name, dtype=torch.uint8) for name in ("stream", "start")}
-        return cls.from_tensors(tensors, config, (channels, height, width))
+        return cls.from_tensors(tensors, config, shape)
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,8 @@
 
 The trunk, a network from images to features, is not in the file: an incremental learner has it anyway. It is given as
 a module when recording and again when opening (`krnet.open(path, trunk=...)`, `--trunk` on the command line). Its
-weights must be the same both times: the file holds their fingerprint.
+weights must be the same both times, and what it computes: the file holds a fingerprint of the weights, and what the
+trunk made of two fixed images.
 
 With a budget, the smaller lossless codec (WebP or PNG) is taken if it fits. Else JPEG at 4:4:4, JPEG at 4:2:0 and lossy
 WebP compete, each at the highest quality that fits; the one with the least error of the features on a few images wins.
@@ -19,6 +20,7 @@ not, because the budget has to hold more images now, the decoded images are enco
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -37,13 +39,31 @@ from krnet.errors import InputError, NotARecordingError
 from krnet.features.samples import Samples
 from krnet.features.stats import normalise
 from krnet.io.archive import TensorStore
-from krnet.nn.fingerprint import fingerprint
-from krnet.recorders.base import Content, Earlier, Job, Recorder, Replayer, Stored, overhead_bytes, register
+from krnet.nn.fingerprint import behaviour, fingerprint, is_behaviour, same_behaviour
+from krnet.recorders.base import (
+    PROBE_SAMPLES,
+    Content,
+    Earlier,
+    Job,
+    Recorder,
+    Replayer,
+    Stored,
+    overhead_bytes,
+    register,
+)
 from krnet.recorders.basis import stored_edges
-from krnet.recorders.images.codec import ImagesConfig, ImageSource, RecordedImages, chunk_samples, open_images
+from krnet.recorders.images.codec import (
+    ImagesConfig,
+    ImageSource,
+    RecordedImages,
+    chunk_samples,
+    open_images,
+    read_shape,
+)
 
 CHECK_SAMPLES = 64  # samples that check whether trunk, images and features belong together
 MIN_CHECK_R2 = 0.99  # of these samples: features made in 16 bits pass, features of another trunk do not
+IMAGE_COPIES = 6  # float32 numbers for each value of an image, from its pixels to the trunk's input
 SEARCH_SAMPLES = 256  # images from which a search for a budget estimates sizes and errors
 OPEN_WITH = (
     "Open it with krnet.open(path, trunk=MODULE), or --trunk on the command line: the module that its features were "
@@ -58,7 +78,10 @@ class Network:
     """A copy of the trunk, on the device and in evaluation mode."""
 
     def __init__(self, trunk: Any, config: ImagesConfig, shape: tuple[int, ...], device: torch.device):
-        self.module = copy.deepcopy(trunk).to(device).eval().requires_grad_(False)
+        with torch.no_grad():  # otherwise copied TorchScript parameters carry a gradient history
+            self.module = copy.deepcopy(trunk).to(device).eval()
+        for weight in self.module.parameters():  # TorchScript has no requires_grad_ of its own
+            weight.requires_grad_(False)
         self.config, self.shape, self.device = config, shape, device
 
     @torch.inference_mode()
@@ -74,6 +97,12 @@ class Network:
             found.append(made.float())
         return torch.cat(found) if found else torch.empty(0, *self.shape, device=self.device)
 
+    def describe(self, image_shape: Sequence[int]) -> dict[str, Any]:
+        """The settings by which a file knows its trunk again."""
+        results = behaviour(self.features, image_shape)
+        known = {"trunk_results": results} if all(map(math.isfinite, results)) else {}
+        return {"trunk": fingerprint(self.module), **known}
+
 
 def check_trunk(trunk: Any) -> nn.Module:
     if not isinstance(trunk, nn.Module):
@@ -88,14 +117,20 @@ def check_trunk(trunk: Any) -> nn.Module:
 
 
 class ImagesReplayer(Replayer):
-    def __init__(self, encoded: RecordedImages, trunk_fingerprint: str, shape: tuple[int, ...], device: torch.device):
-        self.encoded, self.trunk_fingerprint = encoded, trunk_fingerprint
+    def __init__(
+        self, encoded: RecordedImages, settings: Mapping[str, Any], shape: tuple[int, ...], device: torch.device
+    ):
+        self.encoded, self.trunk_fingerprint = encoded, settings["trunk"]
+        self.trunk_results: list[float] | None = settings.get("trunk_results")  # older files have none
         self.shape, self.device = shape, device
         self._network: Network | None = None
 
     def decode(self, ids: Tensor, *, fast: bool = False) -> Tensor:
         unique, index = ids.unique(return_inverse=True)
-        features = self.network().features(self.encoded.images(unique), fast)
+        # Images may be much larger than their features: as many are decoded at once as the network takes. They come
+        # before the network, so that images of another size than the header says are noticed first.
+        chunks = map(self.encoded.images, unique.split(chunk_samples(self.encoded.shape)))
+        features = torch.cat([self.network().features(images, fast) for images in chunks])
         return features[index.to(self.device)]
 
     def network(self) -> Network:
@@ -109,7 +144,16 @@ class ImagesReplayer(Replayer):
                     f"the trunk has the weights {found}; the images were recorded with {self.trunk_fingerprint}: "
                     f"features of another trunk would be others. {OPEN_WITH}"
                 )
-            self._network = Network(self.trunk, self.encoded.config, self.shape, self.device)
+            network = Network(self.trunk, self.encoded.config, self.shape, self.device)
+            if self.trunk_results is not None:
+                found_results = behaviour(network.features, self.encoded.shape)
+                if not same_behaviour(found_results, self.trunk_results):
+                    raise InputError(
+                        f"the trunk has the weights that the images were recorded with, and computes something else: "
+                        f"{found_results[0]:g} where it was {self.trunk_results[0]:g}. Another activation, or another "
+                        f"order of its layers? {OPEN_WITH}"
+                    )
+            self._network = network
         return self._network
 
 
@@ -125,10 +169,11 @@ class ImagesRecorder(Recorder):
         inputs = Inputs.of(job)
         images, config = inputs.images, inputs.config
         started = time.perf_counter()
-        check_features_match(job, images, inputs.network(job))
+        network = inputs.network(job)
+        check_features_match(job, images, network)
         encoded = RecordedImages.of(images.encode(torch.arange(len(images)), config), config, images.shape)
         tensors = {"low": job.stats.low, "high": job.stats.high, **encoded.tensors()}
-        settings = {**asdict(config), "image_shape": images.shape, "trunk": fingerprint(inputs.trunk)}
+        settings = {**asdict(config), "image_shape": images.shape, **network.describe(images.shape)}
         return Content(tensors=tensors, settings=settings, seconds=time.perf_counter() - started)
 
     def for_budget(self, job: Job, budget: int) -> dict[str, Any]:
@@ -143,7 +188,7 @@ class ImagesRecorder(Recorder):
         expected = normalise(job.source.read(ids).to(job.device), job.stats.low, job.stats.high)
         fixed_bytes = (
             overhead_bytes(job, len(self.stored(job.source.shape, len(images), {})), asdict(inputs.config))
-            + 200  # of settings that are not yet known: image_shape and the trunk's fingerprint
+            + 400  # of settings that are not yet known: image_shape and what tells the trunk
             + 8 * len(job.stats.low)
         )
 
@@ -191,6 +236,10 @@ class ImagesRecorder(Recorder):
         contents = {"lengths": Stored((num_samples,)), "stream": Stored(), "start": Stored()}
         return {**stored_edges(shape), **contents}
 
+    def working_numbers(self, shape: Sequence[int], settings: Mapping[str, Any]) -> int:
+        shape = read_shape(settings)
+        return IMAGE_COPIES * min(PROBE_SAMPLES, chunk_samples(shape)) * math.prod(shape)
+
     def replay(
         self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device
     ) -> ImagesReplayer:
@@ -198,7 +247,13 @@ class ImagesRecorder(Recorder):
             raise NotARecordingError(
                 f"settings of recorder images refused: trunk is {trunk!r:.99}; expected text. Record again"
             )
-        return ImagesReplayer(RecordedImages.read(settings, store, samples.num_samples), trunk, samples.shape, device)
+        results = settings.get("trunk_results")
+        if results is not None and not is_behaviour(results):
+            raise NotARecordingError(
+                f"settings of recorder images refused: trunk_results is {results!r:.99}; expected numbers. Record again"
+            )
+        encoded = RecordedImages.read(settings, store, samples.num_samples)
+        return ImagesReplayer(encoded, settings, samples.shape, device)
 
 
 @dataclass(frozen=True, eq=False)
