@@ -25,7 +25,8 @@ from krnet.features.samples import Samples
 from krnet.features.source import check_labels, open_features, stored_labels
 from krnet.features.stats import digest_of_parts, metric_range, scan
 from krnet.io import archive
-from krnet.io.atomic import AnyPath, refuse_overwriting
+from krnet.io.atomic import AnyPath
+from krnet.io.overlap import refuse_overlap
 from krnet.progress import Watch, announcing, closing_watch
 from krnet.recorders.base import (
     FIT_NAMES,
@@ -138,8 +139,7 @@ def record(
     if room is not None:
         check_int("room", room, 1)
     keeper, path = destination(out)
-    inputs = [item for item in (features, labels, images) if isinstance(item, str | os.PathLike)]
-    refuse_overwriting([path], inputs)
+    refuse_overlap("record", [path], [features, labels, images, earlier])
     source = open_features(features, key=key)
     if labels is None:
         labels = stored_labels(features, key, len(source))

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from krnet.config import Selection
 from krnet.errors import InputError, UnknownSampleError
-from krnet.io.atomic import AnyPath, atomic_write, refuse_overwriting
+from krnet.io.atomic import AnyPath, atomic_write
+from krnet.io.overlap import refuse_overlap
 from krnet.progress import Watch, counting
 from krnet.recording import Recording
 
@@ -79,7 +80,7 @@ def write_replays(
     labels = recording.labels
     if labels_path is not None and labels is None:
         raise InputError(f"{recording.path}: was recorded without labels; leave out the file for labels")
-    refuse_overwriting([path, *([] if labels_path is None else [labels_path])], [recording.path])
+    refuse_overlap("replay", [path, labels_path], [recording])
     step = max(1, CHUNK_BYTES // (4 * max(1, math.prod(recording.shape))))
     with ExitStack() as files:
         file = files.enter_context(atomic_write(path))

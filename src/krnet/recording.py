@@ -25,8 +25,9 @@ from krnet.features.samples import LABELS, Samples
 from krnet.features.source import open_features, stored_labels
 from krnet.features.stats import normalise, not_finite
 from krnet.io import archive
-from krnet.io.atomic import AnyPath, atomic_write, refuse_overwriting
+from krnet.io.atomic import AnyPath, atomic_write
 from krnet.io.header import RESTORE
+from krnet.io.overlap import refuse_overlap, same
 from krnet.progress import Watch, closing_watch
 from krnet.recorders.base import Replayer, bound_opening, get_recorder, recorder_names, written_by
 from krnet.recording_data import Loader, RecordingDataset
@@ -416,13 +417,14 @@ class Recording:
         (60, True)
         """
         keeper, path = destination(out)
-        if path.resolve() == self.path.resolve():
+        in_place = same(path, self.path)
+        if in_place:
             keeper = self._keep
-        refuse_overwriting([path], [item for item in (features, labels) if isinstance(item, str | os.PathLike)])
+        refuse_overlap("append", [path], [features, labels])
         source = open_features(features, key=key)
         if labels is None and self.labels is not None:
             labels = stored_labels(features, key, len(source))
-        if path.resolve() == self.path.resolve() and archive.open_archive(path).checksum != self.fingerprint:
+        if in_place and archive.open_archive(path).checksum != self.fingerprint:
             raise InputError(
                 f"{path}: has changed since this Recording was opened. Append to the Recording that the last append "
                 f"returned, or open the file again"

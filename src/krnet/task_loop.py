@@ -34,6 +34,7 @@ from krnet.io import archive, ledger
 from krnet.io.atomic import AnyPath, make_folder, read_json, write_json
 from krnet.io.header import RESTORE
 from krnet.io.lock import working_in
+from krnet.io.overlap import refuse_overlap
 from krnet.io.temporary import TemporaryFolder
 from krnet.learners import base
 from krnet.learners.base_task import check_base
@@ -121,6 +122,7 @@ def learn(
     torch.Size([355])
     """
     base.get_learner(method)  # refuses an unknown name before any data are loaded
+    sources = registry.folders_of(data) if isinstance(data, str) else []
     if isinstance(data, str):
         data = registry.load(data)
     data = _hold_out(data, validation)
@@ -133,8 +135,9 @@ def learn(
             raise SettingError("resume is given without out; give the folder of the run to go on with")
         keeper = TemporaryFolder()
         out = keeper.path
-    folder = Path(out)
-    setup = Setup(data=DataSpec.of(data), config=plan.config, device=plan.device, keeper=keeper)
+    folder, config = Path(out), plan.config
+    refuse_overlap("learn", [folder], [*sources, *([config.base] if Path(config.base).is_file() else [])])
+    setup = Setup(data=DataSpec.of(data), config=config, device=plan.device, keeper=keeper)
     with working_in(folder):
         finished_run = _read_finished_run(folder, resume, plan)
         if finished_run is not None:

@@ -35,6 +35,7 @@ from krnet.features.stats import FeatureStats, scan
 from krnet.io import archive, ledger
 from krnet.io.atomic import AnyPath, read_json, write_json
 from krnet.io.header import digest
+from krnet.io.overlap import refuse_overlap
 from krnet.nn.fingerprint import fingerprint
 from krnet.nn.loaded import HEAD_BATCH, LoadedHead, LoadedTrunk, read_head, read_trunk
 from krnet.progress import Watch, announcing
@@ -236,6 +237,7 @@ def bench(
     if not all_series or not budgets_bytes:
         raise SettingError("no recorder or no budget; expected at least one of each")
     torch_device, folder = pick_device(device), Path(out)
+    refuse_overlap("bench rate", [folder], [features, labels, head, images, trunk])
     source = open_features(features, key=key)
     label_tensor = check_labels(labels, len(source))
     if head is not None and label_tensor is None:

@@ -8,7 +8,6 @@ While a GPU computes a batch, the rows of the one before are copied from it, and
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -34,7 +33,8 @@ from krnet.features.feature_file import (
 from krnet.features.image_batches import ArrayBatches, Batch, LoaderBatches, open_batches
 from krnet.features.source import open_features
 from krnet.features.trunk import Rows, TrunkRunner, at_work
-from krnet.io.atomic import AnyPath, refuse_overwriting
+from krnet.io.atomic import AnyPath
+from krnet.io.overlap import refuse_overlap
 from krnet.progress import Progress, Watch, closing_watch
 
 MAX_UNWRITTEN = 2  # batches that wait for the disk
@@ -99,9 +99,7 @@ def extract(
     if not isinstance(trunk, nn.Module):
         raise InputError(f"trunk is of type {type(trunk).__name__}; expected a torch.nn.Module that takes images")
     check_choice("dtype", dtype, DTYPES)
-    inputs = [getattr(item, "filename", item) for item in (images, labels)]  # a memory map knows its file
-    inputs = [item for item in inputs if isinstance(item, str | os.PathLike)]
-    refuse_overwriting([path, partial_path(path)], inputs)
+    refuse_overlap("extract", [path], [images, labels])
     source = open_batches(images, labels, batch_size=batch_size, key=key)
     with at_work(trunk, device) as torch_device, exact_math(), torch.no_grad():
         runner = TrunkRunner(trunk, torch_device, dtype, mean, std)
