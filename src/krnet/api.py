@@ -26,7 +26,7 @@ from krnet.features.source import check_labels, open_features, stored_labels
 from krnet.features.stats import digest_of_parts, metric_range, scan
 from krnet.io import archive
 from krnet.io.atomic import AnyPath
-from krnet.io.overlap import refuse_overlap
+from krnet.io.overlap import CHECKPOINT_ENDING, refuse_overlap
 from krnet.progress import Watch, announcing, closing_watch
 from krnet.recorders.base import (
     FIT_NAMES,
@@ -48,6 +48,7 @@ from krnet.recording_file import (
     read_parts,
 )
 from krnet.train.config import FitConfig
+from krnet.train.loop import refuse_foreign, remove_checkpoint
 
 FIT_NOISE = 0.01  # relative difference between the errors of two trained networks of almost the same size
 PROBE_TOLERANCE = 1e-4  # relative to the largest value; devices and thread counts differ by about 1e-6
@@ -140,6 +141,8 @@ def record(
         check_int("room", room, 1)
     keeper, path = destination(out)
     refuse_overlap("record", [path], [features, labels, images, earlier])
+    if chosen.trains and out is not None and not resume:
+        refuse_foreign(_checkpoint_path(path))
     source = open_features(features, key=key)
     if labels is None:
         labels = stored_labels(features, key, len(source))
@@ -195,7 +198,7 @@ def record(
             check_size(path, metadata, archive.file_bytes(tensors, metadata), budget_bytes, chosen)
     metadata["fit"]["target_r2"] = target_r2
     archive.write(path, tensors, metadata)
-    _checkpoint_path(path).unlink(missing_ok=True)
+    remove_checkpoint(_checkpoint_path(path))
     return Recording(archive.open_archive(path), job.device, keep=keeper, trunk=trunk)
 
 
@@ -360,4 +363,4 @@ def _probe_error(path: AnyPath, recording: Recording, opened: archive.Archive, i
 
 
 def _checkpoint_path(path: Path) -> Path:
-    return path.with_name(path.name + ".ckpt")
+    return path.with_name(path.name + CHECKPOINT_ENDING)

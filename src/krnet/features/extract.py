@@ -29,6 +29,7 @@ from krnet.features.feature_file import (
     check_same_work,
     partial_path,
     read_work,
+    refuse_foreign,
 )
 from krnet.features.image_batches import ArrayBatches, Batch, LoaderBatches, open_batches
 from krnet.features.source import open_features
@@ -100,6 +101,8 @@ def extract(
         raise InputError(f"trunk is of type {type(trunk).__name__}; expected a torch.nn.Module that takes images")
     check_choice("dtype", dtype, DTYPES)
     refuse_overlap("extract", [path], [images, labels])
+    if not resume:
+        refuse_foreign(path)
     source = open_batches(images, labels, batch_size=batch_size, key=key)
     with at_work(trunk, device) as torch_device, exact_math(), torch.no_grad():
         runner = TrunkRunner(trunk, torch_device, dtype, mean, std)

@@ -31,6 +31,7 @@ from krnet.io.header import (
     DTYPE_NAMES,
     DTYPES,
     LENGTH_BYTES,
+    MAGIC,
     MAX_DIMS,
     NO_DIGEST,
     RESERVED,
@@ -239,6 +240,15 @@ def open_archive(path: AnyPath) -> Archive:
     checksums = parse_json(path, "metadata 'checksums'", fields.get("checksums"))
     entries = parse_table(path, table, checksums, data_bytes=nbytes - len(head))
     return Archive(path, nbytes, version, fields["checksum"], values, entries, len(head))
+
+
+def has_magic(path: Path) -> bool:
+    """Whether a file begins as all of ours do, whatever comes then."""
+    try:
+        with _open(path) as file:
+            return file.read(LENGTH_BYTES + len(MAGIC))[LENGTH_BYTES:] == MAGIC
+    except errors.NotARecordingError:
+        return False
 
 
 def _open(path: Path) -> BufferedReader:

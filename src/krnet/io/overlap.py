@@ -58,8 +58,8 @@ def refuse_overlap(command: str, outputs: Iterable[Any], inputs: Iterable[Any]) 
             continue
         out = Path(given)
         for path in (out, *(out.with_name(out.name + ending) for ending in writes.beside if out.name)):
-            if (twice := next((other for other in targets if same(path, other)), None)) is not None:
-                raise InputError(f"{path}: is to be written twice, also as {twice}; choose another name for one output")
+            if any(same(path, other) for other in targets):
+                raise InputError(f"{path}: would be overwritten by another output; choose another name for one of them")
             for source in sources:
                 _refuse(path, source, writes)
             targets.append(path)

@@ -10,6 +10,7 @@ A killed run resumes from its last checkpoint and ends with the same tensors.
 from __future__ import annotations
 
 import math
+import os
 import signal
 import threading
 import time
@@ -23,10 +24,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from krnet.errors import NonFiniteLossError, RecordingError, ResumeError
+from krnet.errors import InputError, NonFiniteLossError, RecordingError, ResumeError
 from krnet.io import archive
 from krnet.progress import Progress, Watch
 
+KIND = "checkpoint"  # of a file, in its metadata
 LOSSES = "loop.losses"  # tensor of a checkpoint: the losses since the last check
 # Iterations between checks of the loss. Reading it waits for the device, so not at every step. Not in seconds: the
 # iteration at which a run reaches its target must not depend on the speed of the machine.
@@ -60,8 +62,13 @@ class Checkpoint:
     fingerprint: dict[str, Any]
     every_s: float = 60.0
 
+    def check(self) -> None:
+        """Refuse a file of this name that no fit has written: it is someone's, and would be overwritten."""
+        refuse_foreign(self.path)
+
     def save(self, trainee: Trainee, iteration: int, seconds: float, losses: list[Tensor]) -> None:
-        metadata = {"kind": "checkpoint", "fingerprint": self.fingerprint}
+        self.check()
+        metadata = {"kind": KIND, "fingerprint": self.fingerprint}
         state = {**trainee.state(), LOSSES: torch.stack(losses) if losses else torch.zeros(0)}
         archive.write(self.path, state, {**metadata, "iteration": iteration, "seconds": seconds})
 
@@ -87,7 +94,29 @@ class Checkpoint:
         return int(saved.metadata["iteration"]), float(saved.metadata["seconds"]), losses
 
     def remove(self) -> None:
-        self.path.unlink(missing_ok=True)
+        remove_checkpoint(self.path)
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a file is a checkpoint, even a damaged one; False for another file, or none."""
+    try:
+        return bool(archive.open_archive(path).metadata.get("kind") == KIND)
+    except RecordingError:
+        return archive.has_magic(path)
+
+
+def refuse_foreign(path: Path) -> None:
+    if os.path.lexists(path) and not is_checkpoint(path):
+        raise InputError(
+            f"{path}: is no checkpoint of krnet, and a fit keeps its checkpoint under this name; rename that file, or "
+            f"choose another output"
+        )
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Remove a checkpoint; another file of that name stays."""
+    if is_checkpoint(path):
+        path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -128,6 +157,8 @@ def train(
     assert max_iterations is not None or time_budget_s is not None, "nothing would ever stop this run"
     iteration, earlier_s = 0, 0.0
     losses: list[Tensor] = []
+    if checkpoint and not resume:
+        checkpoint.check()
     if checkpoint and resume:
         iteration, earlier_s, losses = checkpoint.restore(trainee)
     start_time = save_time = time.perf_counter()
