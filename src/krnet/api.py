@@ -23,7 +23,7 @@ from krnet.errors import BudgetError, FeatureError, FidelityError, InputError, P
 from krnet.features.metrics import fidelity
 from krnet.features.samples import Samples
 from krnet.features.source import check_labels, open_features, stored_labels
-from krnet.features.stats import digest_of_parts, metric_range, scan
+from krnet.features.stats import check_unchanged, digest_of_parts, metric_range, scan
 from krnet.io import archive
 from krnet.io.atomic import AnyPath
 from krnet.io.overlap import CHECKPOINT_ENDING, refuse_overlap
@@ -47,6 +47,7 @@ from krnet.recording_file import (
     probe_values,
     read_parts,
 )
+from krnet.recording_file import fit as fit_unchanged
 from krnet.train.config import FitConfig
 from krnet.train.loop import refuse_foreign, remove_checkpoint
 
@@ -165,10 +166,12 @@ def record(
         compared, limit = (None, None) if over_budget else (target_bytes, budget_bytes)
         check_finished(open(path), samples, chosen, recorder_settings, digest, compared, limit, target_r2)
         return open(path, torch_device, trunk=trunk)
+    stats = scan(source, watch=watch)
+    check_unchanged(source, stats.digest)
     job = Job(
         source=source,
         samples=samples,
-        stats=scan(source, watch=watch),
+        stats=stats,
         fit=fit,
         device=torch_device,
         settings=recorder_settings,
@@ -191,7 +194,7 @@ def record(
             job = replace(job, settings={**chosen.for_budget(job, target_bytes), **job.settings})
         if budget_bytes is not None and not over_budget:
             _check_least_size(path, chosen, job, budget_bytes)
-        tensors, metadata = file_contents(job, chosen, chosen.fit(job))
+        tensors, metadata = file_contents(job, chosen, fit_unchanged(chosen, job))
         if target_bytes is not None:
             metadata["fit"]["budget"] = target_bytes
         if budget_bytes is not None and not over_budget:
@@ -226,7 +229,7 @@ def _smallest_reaching(job: Job, recorder: Recorder, target: float) -> FileConte
             label = " after ".join([f"fit {len(results) + 1}: {format_size(budget)}", *results[-1:]])
             watch = _rename(job.watch, label) if job.watch else None
             fit_job = replace(job, settings=settings, checkpoint=None, resume=False, watch=watch)
-            tensors, metadata = file_contents(fit_job, recorder, recorder.fit(fit_job))
+            tensors, metadata = file_contents(fit_job, recorder, fit_unchanged(recorder, fit_job))
             num_bytes, r2 = archive.file_bytes(tensors, metadata), metadata["metrics"]["r2"]
             results.append(f"R2 {r2:.4f} in {format_size(num_bytes)}")
             latest[key] = num_bytes, r2, (tensors, metadata)

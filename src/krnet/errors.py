@@ -2,7 +2,9 @@
 
     KrnetError
       InputError            the caller's data or settings are refused (also a ValueError)
-        FeatureError  LabelError  SettingError  BudgetError  ResumeError  RunError  BusyFolderError
+        LabelError  SettingError  BudgetError  ResumeError  RunError  BusyFolderError
+        FeatureError
+          ChangedFeaturesError
         DataError           images that cannot be learned from
           UnsafePickleError
       FitError              recording started, but could not continue
@@ -23,6 +25,10 @@ class InputError(KrnetError, ValueError):
 
 class FeatureError(InputError):
     """Features cannot be recorded: they are unreadable, non-finite, or have the wrong type or shape."""
+
+
+class ChangedFeaturesError(FeatureError):
+    """A file of features was changed, shortened or replaced while it was in use."""
 
 
 class LabelError(InputError):

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from krnet.device import dtype_name
 from krnet.errors import BudgetError, FeatureError, InputError, NonFiniteLossError, NotARecordingError, ResumeError
-from krnet.features.metrics import fidelity
+from krnet.features.metrics import Fidelity, fidelity
 from krnet.features.samples import Samples
-from krnet.features.stats import normalise
+from krnet.features.source import FeatureSource
+from krnet.features.stats import FeatureStats, changed, check_unchanged, normalise
 from krnet.io import archive
 from krnet.io.atomic import AnyPath
 from krnet.io.header import RESTORE
@@ -123,9 +124,28 @@ def check_size(path: Path, metadata: Mapping[str, Any], found: int, budget: int,
         raise error
 
 
+def fit(recorder: Recorder, job: Job) -> Content:
+    """Fit; features that were changed meanwhile are refused as such, before odd values lead to other errors."""
+    try:
+        content = recorder.fit(job)
+    except Exception:
+        check_unchanged(job.source, job.stats.digest)
+        raise
+    check_unchanged(job.source, job.stats.digest)
+    return content
+
+
+def check_same_features(source: FeatureSource, stats: FeatureStats, measured: Fidelity) -> None:
+    """Refuse features that are others after the fit than before: neither digest nor R2 would be true of them."""
+    check_unchanged(source, stats.digest)
+    if source.is_fixed and measured.digest != stats.digest:
+        raise changed(source, "other values were read after the fit than before")
+
+
 def describe_features(job: Job, decode: Decode) -> dict[str, Any]:
     """What the metadata say of the features, with the error of their replays."""
     measured = fidelity(decode, job.source, job.stats, job.watch)
+    check_same_features(job.source, job.stats, measured)
     return {
         "features": job.stats.digest,
         "feature_bytes": job.source.nbytes,

@@ -61,6 +61,8 @@ class Checkpoint:
     path: Path
     fingerprint: dict[str, Any]
     every_s: float = 60.0
+    check_inputs: Callable[[], None] | None = None
+    """Raises an error if what the run learns from has changed; called before each save."""
 
     def check(self) -> None:
         """Refuse a file of this name that no fit has written: it is someone's, and would be overwritten."""
@@ -68,6 +70,8 @@ class Checkpoint:
 
     def save(self, trainee: Trainee, iteration: int, seconds: float, losses: list[Tensor]) -> None:
         self.check()
+        if self.check_inputs is not None:
+            self.check_inputs()
         metadata = {"kind": KIND, "fingerprint": self.fingerprint}
         state = {**trainee.state(), LOSSES: torch.stack(losses) if losses else torch.zeros(0)}
         archive.write(self.path, state, {**metadata, "iteration": iteration, "seconds": seconds})
