@@ -28,6 +28,7 @@ from krnet.io import archive
 from krnet.io.atomic import AnyPath, atomic_write
 from krnet.io.header import RESTORE
 from krnet.io.overlap import refuse_overlap, same
+from krnet.io.stored_rows import Rows
 from krnet.progress import Watch, closing_watch
 from krnet.recorders.base import Replayer, bound_opening, get_recorder, recorder_names, written_by
 from krnet.recording_data import Loader, RecordingDataset
@@ -180,6 +181,10 @@ class Recording:
         """
         labels = self._samples.labels
         return None if labels is None else labels.clone()
+
+    def rows(self, name: str, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Rows:
+        """Read a stored tensor in parts, for recorders that start from this recording."""
+        return self._archive.rows(name, shape=shape, dtype=dtype)
 
     def __len__(self) -> int:
         return self._samples.num_samples

@@ -19,7 +19,15 @@ import torch
 from torch import Tensor
 
 from krnet.device import dtype_name
-from krnet.errors import BudgetError, FeatureError, InputError, NonFiniteLossError, NotARecordingError, ResumeError
+from krnet.errors import (
+    BudgetError,
+    ChangedFeaturesError,
+    FeatureError,
+    InputError,
+    NonFiniteLossError,
+    NotARecordingError,
+    ResumeError,
+)
 from krnet.features.metrics import Fidelity, fidelity
 from krnet.features.samples import Samples
 from krnet.features.source import FeatureSource
@@ -28,6 +36,7 @@ from krnet.io import archive
 from krnet.io.atomic import AnyPath
 from krnet.io.header import RESTORE
 from krnet.io.ledger import package_version
+from krnet.io.stored_rows import MadeRows
 from krnet.io.temporary import TemporaryFolder
 from krnet.recorders.base import PROBE_SAMPLES, PROBE_VALUES, Content, Earlier, Job, Recorder
 
@@ -36,7 +45,7 @@ NO_LABELS = torch.zeros(0)
 MAX_MSE = 2.0**62  # a header holds no larger number (recording.py)
 
 Decode = Callable[[Tensor], Tensor]  # IDs (B,) -> features (B, *shape)
-FileContents = tuple[dict[str, Tensor], dict[str, Any]]  # tensors, metadata
+FileContents = tuple[dict[str, Tensor | MadeRows], dict[str, Any]]  # tensors, metadata
 
 
 def destination(out: AnyPath | None) -> tuple[object, Path]:
@@ -128,6 +137,8 @@ def fit(recorder: Recorder, job: Job) -> Content:
     """Fit; features that were changed meanwhile are refused as such, before odd values lead to other errors."""
     try:
         content = recorder.fit(job)
+    except ChangedFeaturesError:
+        raise
     except Exception:
         check_unchanged(job.source, job.stats.digest)
         raise
@@ -190,8 +201,9 @@ def file_contents(
         )
         metrics["fast_extra_mse"] = (exact - fast).square().mean().item()
     sample_metadata, sample_tensors = job.samples.describe()
-    tensors = {
+    tensors: dict[str, Tensor | MadeRows] = {
         **content.tensors,
+        **content.made,
         **sample_tensors,
         "probe.ids": probe,
         "probe.values": probe_values(replayer.decode(probe)),

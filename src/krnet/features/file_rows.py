@@ -21,11 +21,9 @@ from pathlib import Path
 import numpy as np
 
 from krnet.errors import ChangedFeaturesError
+from krnet.io.rows import RowReader
 
 NUM_SAMPLED, SAMPLED_BYTES = 64, 16 << 10  # blocks of a file by which its content is known again
-GAP_BYTES = 4 << 10  # rows this far apart are read at once: a call takes as long as to copy a few kilobytes
-SPAN_BYTES = 1 << 20  # at most this much at once, where rows between are read in vain
-MAX_READ_BYTES = 1 << 30  # the kernel reads no more than 2 GiB in a call
 
 CHANGED = "Make sure that nothing writes to it meanwhile, and give the same call again"
 
@@ -76,13 +74,8 @@ class OpenFile:
             f"read. {CHANGED}"
         )
 
-    def read_into(self, target: memoryview, position: int) -> None:
-        """Fill the target with the bytes from a position on; a file that ends before is refused."""
-        while len(target):
-            count = os.preadv(self.fd, [target[:MAX_READ_BYTES]], position)
-            if not count:
-                raise self._shortened(os.fstat(self.fd).st_size)
-            target, position = target[count:], position + count
+    def ended(self) -> ChangedFeaturesError:
+        return self._shortened(os.fstat(self.fd).st_size)
 
 
 class OpenFolder:
@@ -111,52 +104,14 @@ class FileRows:
     """An array in a file: rows of equal size, one behind the other."""
 
     def __init__(self, file: OpenFile, offset: int, full_shape: Sequence[int], dtype: np.dtype):
-        self.file, self.offset, self.dtype = file, offset, dtype
-        self.num_rows = full_shape[0]
-        self.row_bytes = math.prod(full_shape[1:]) * dtype.itemsize
-
-    @property
-    def end(self) -> int:
-        return self.offset + self.num_rows * self.row_bytes
+        self.file, self.dtype = file, dtype
+        self.reader = RowReader(file.fd, offset, math.prod(full_shape[1:]) * dtype.itemsize, file.ended)
+        self.end = offset + full_shape[0] * self.reader.row_bytes
 
     def fill(self, target: np.ndarray, ids: np.ndarray) -> None:
         """Write row ids[i] to target[i]; target (B, *shape) is contiguous and of the stored dtype, in native order."""
-        if not self.row_bytes or not len(ids):
+        if not len(ids):
             return
-        rows = target.reshape(len(ids), -1).view(np.uint8)  # (B, row_bytes)
-        steps = np.diff(ids)
-        if (steps == 1).all():
-            self._read(rows.reshape(-1).data, int(ids[0]))
-        elif self.row_bytes < GAP_BYTES and np.abs(steps).mean() * self.row_bytes < GAP_BYTES:
-            self._fill_near(rows, ids)
-        else:
-            self._fill_runs(rows.reshape(-1).data, ids)
+        self.reader.fill(target.reshape(len(ids), -1).view(np.uint8), ids)
         if not self.dtype.isnative:
             target.byteswap(inplace=True)
-
-    def _read(self, target: memoryview, first: int) -> None:
-        self.file.read_into(target, self.offset + first * self.row_bytes)
-
-    def _fill_runs(self, target: memoryview, ids: np.ndarray) -> None:
-        """Runs of neighbours are read at once, straight to their place."""
-        size, offset, fd, preadv = self.row_bytes, self.offset, self.file.fd, os.preadv
-        starts = np.flatnonzero(np.diff(ids, prepend=ids[0] - 2) != 1)
-        stops = np.append(starts[1:], len(ids))
-        for start, stop, first in zip(starts.tolist(), stops.tolist(), ids[starts].tolist(), strict=True):
-            part = target[start * size : stop * size]
-            if len(part) > MAX_READ_BYTES or preadv(fd, (part,), offset + first * size) != len(part):
-                self._read(part, first)
-
-    def _fill_near(self, rows: np.ndarray, ids: np.ndarray) -> None:
-        """Small rows that lie close together: those between are read, too, and left out."""
-        order = np.argsort(ids, kind="stable")
-        rising = ids[order]
-        most = max(1, SPAN_BYTES // self.row_bytes)  # rows that are read at once
-        start = 0
-        while start < len(ids):
-            first = int(rising[start])
-            stop = int(np.searchsorted(rising, first + most, side="left"))
-            span = np.empty((int(rising[stop - 1]) - first + 1, self.row_bytes), np.uint8)
-            self._read(span.reshape(-1).data, first)
-            rows[order[start:stop]] = span[rising[start:stop] - first]
-            start = stop

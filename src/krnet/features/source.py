@@ -252,7 +252,7 @@ def _file_rows(array: np.ndarray, mapped: np.memmap) -> FileRows | None:
     plain = np.asarray(array).view(f"V{array.itemsize}")
     for index in {0, len(array) // 2, len(array) - 1}:
         row = np.empty((1, *array.shape[1:]), f"V{array.itemsize}")
-        file.read_into(row.reshape(-1).view(np.uint8).data, rows.offset + index * rows.row_bytes)
+        rows.reader.fill(row.reshape(1, -1).view(np.uint8), np.array([index]))
         if row.tobytes() != plain[index].tobytes():
             return None
     return rows

@@ -36,8 +36,10 @@ from krnet.errors import (
 from krnet.features.samples import Samples
 from krnet.features.source import FeatureSource
 from krnet.features.stats import FeatureStats
+from krnet.io.archive import RowStore as RowStore
 from krnet.io.archive import TensorStore as TensorStore
 from krnet.io.header import RESTORE
+from krnet.io.stored_rows import MadeRows, Rows, TensorRows
 from krnet.progress import Watch
 from krnet.train.config import FitConfig
 
@@ -52,7 +54,7 @@ HEADER_BYTES, ENTRY_BYTES = 1400, 170  # upper bounds: the header's fixed part, 
 FREE_NUMBERS, NUMBERS_PER_BYTE = 1 << 24, 1 << 12
 
 
-class Earlier(TensorStore, Protocol):
+class Earlier(RowStore, Protocol):
     """A finished recording to start from.
 
     krnet.recording.Recording satisfies this protocol; recorders cannot import it, because it imports them.
@@ -122,6 +124,8 @@ class Content:
     iterations: int = 0
     seconds: float = 0.0
     stopped_by: str = "done"
+    made: Mapping[str, MadeRows] = field(default_factory=dict)
+    """Further tensors, too large for the memory, whose rows are made when they are needed."""
 
     def tensor(self, name: str, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
         if name not in self.tensors:
@@ -129,6 +133,13 @@ class Content:
         found = self.tensors[name]
         if (shape is not None and tuple(shape) != tuple(found.shape)) or dtype not in (None, found.dtype):
             raise TensorShapeError(f"tensor {name!r} is {found.dtype} {tuple(found.shape)}; expected {dtype} {shape}")
+        return found
+
+    def rows(self, name: str, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Rows:
+        if name not in self.made:
+            return TensorRows(self.tensor(name, shape=shape, dtype=dtype))
+        found = self.made[name]
+        assert tuple(shape or found.shape) == found.shape and dtype in (None, found.dtype), f"{found}: {dtype} {shape}"
         return found
 
 
@@ -236,7 +247,7 @@ class Recorder(ABC):
 
     @abstractmethod
     def replay(
-        self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device
+        self, samples: Samples, settings: Mapping[str, Any], store: RowStore, device: torch.device
     ) -> Replayer: ...
 
     @abstractmethod
