@@ -27,9 +27,11 @@ from krnet.features.stats import check_unchanged, digest_of_parts, metric_range,
 from krnet.io import archive
 from krnet.io.atomic import AnyPath
 from krnet.io.overlap import CHECKPOINT_ENDING, refuse_overlap
+from krnet.io.writable import check_writable
 from krnet.progress import Watch, announcing, closing_watch
 from krnet.recorders.base import (
     FIT_NAMES,
+    FLOAT_BYTES,
     Job,
     Recorder,
     check_inputs,
@@ -166,6 +168,13 @@ def record(
         compared, limit = (None, None) if over_budget else (target_bytes, budget_bytes)
         check_finished(open(path), samples, chosen, recorder_settings, digest, compared, limit, target_r2)
         return open(path, torch_device, trunk=trunk)
+    if out is not None:
+        float_bytes = FLOAT_BYTES * len(source) * prod(source.shape)
+        planned_bytes = chosen.least_bytes(len(source), source.shape, recorder_settings)
+        if target_bytes is not None:  # a larger budget than the features take is not used up
+            planned_bytes = max(planned_bytes, min(target_bytes, float_bytes))
+        ending = CHECKPOINT_ENDING if chosen.trains else ""
+        check_writable(path, num_bytes=planned_bytes, longest_ending=ending)
     stats = scan(source, watch=watch)
     check_unchanged(source, stats.digest)
     job = Job(

@@ -29,6 +29,7 @@ from krnet.io.atomic import AnyPath, atomic_write
 from krnet.io.header import RESTORE
 from krnet.io.overlap import refuse_overlap, same
 from krnet.io.stored_rows import Rows
+from krnet.io.writable import check_writable
 from krnet.progress import Watch, closing_watch
 from krnet.recorders.base import Replayer, bound_opening, get_recorder, recorder_names, written_by
 from krnet.recording_data import Loader, RecordingDataset
@@ -426,6 +427,7 @@ class Recording:
         if in_place:
             keeper = self._keep
         refuse_overlap("append", [path], [features, labels])
+        check_writable(path, num_bytes=self.nbytes)
         source = open_features(features, key=key)
         if labels is None and self.labels is not None:
             labels = stored_labels(features, key, len(source))

@@ -38,6 +38,7 @@ from krnet.io.header import RESTORE
 from krnet.io.ledger import package_version
 from krnet.io.stored_rows import MadeRows
 from krnet.io.temporary import TemporaryFolder
+from krnet.io.writable import check_name
 from krnet.recorders.base import PROBE_SAMPLES, PROBE_VALUES, Content, Earlier, Job, Recorder
 
 REPLACE = "leave out --resume (in Python, resume=True) to replace it"
@@ -54,7 +55,7 @@ def destination(out: AnyPath | None) -> tuple[object, Path]:
     The temporary folder is removed when its keeper is garbage-collected.
     """
     if out is not None:
-        path = Path(out)
+        path = check_name(out)
         if not path.parent.is_dir():
             raise InputError(f"{path}: no folder {path.parent}; create it or choose another place")
         if path.is_dir():

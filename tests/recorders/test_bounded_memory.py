@@ -65,11 +65,11 @@ CASES = {  # options, and the growth in MB that is allowed; the features are fou
 
 @pytest.fixture(scope="module")
 def maps(tmp_path_factory) -> Path:
-    """1.2 GB of maps, and as many bytes of images whose features are small."""
+    """1.3 GB of maps."""
     folder = tmp_path_factory.mktemp("large")
     generator = np.random.default_rng(0)
     block = generator.integers(0, 3, (256, 64, 16, 16)).astype(np.float32) * generator.random((64, 1, 1), np.float32)
-    features = np.lib.format.open_memmap(folder / "features.npy", "w+", np.float32, (18 * 1024, 64, 16, 16))
+    features = np.lib.format.open_memmap(folder / "features.npy", "w+", np.float32, (20 * 1024, 64, 16, 16))
     for start in range(0, len(features), len(block)):
         features[start : start + len(block)] = block
     features.flush()
@@ -78,6 +78,7 @@ def maps(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory) -> Path:
+    """1.3 GB of images, whose features are small."""
     folder = tmp_path_factory.mktemp("pictures")
     generator = np.random.default_rng(0)
     coarse = generator.integers(0, 256, (64, 3, 16, 16), np.uint8)

@@ -4,13 +4,16 @@
     learn, demo, bench                                learn.py, demo.py, bench.py
 
 A command parses its options, calls the library, and prints: results on stdout, progress and messages on stderr.
-Exit codes: 0 done; 1 refused, with `error: ...` on stderr; 2 wrong usage; 130 stopped with Ctrl-C.
+Exit codes: 0 done; 1 refused, with `error: ...` on stderr; 2 wrong usage; 130 stopped with Ctrl-C, 143 by SIGTERM, 129
+by SIGHUP. What is done is saved in all three cases.
 Commands import torch inside the function, so that `--help` does not wait for it.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
@@ -23,13 +26,29 @@ from krnet.cli.extract import extract
 from krnet.cli.learn import learn
 from krnet.cli.output import say
 from krnet.cli.record import info, plan, record, replay, verify
+from krnet.cli.signals import stopping_like_ctrl_c
 from krnet.errors import KrnetError
 from krnet.io.ledger import package_version
+
+CTRL_C_CODE = 130  # with which a command ends that has been stopped
 
 
 class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Print a refusal as `error: ...` without a traceback, and exit with code 1."""
+        _refuse_empty_output(ctx.args)
+        with stopping_like_ctrl_c() as stop:
+            try:
+                return self._invoke(ctx)
+            except KeyboardInterrupt:
+                say("stopped")
+                raise typer.Exit(stop.exit_code) from None
+            except typer.Exit as end:
+                if end.exit_code != CTRL_C_CODE:
+                    raise
+                raise typer.Exit(stop.exit_code) from None
+
+    def _invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except BrokenPipeError:  # the reader of stdout has closed it, as `head` does: no error message
@@ -38,6 +57,13 @@ class Commands(TyperGroup):
             command = self.get_command(ctx, ctx.invoked_subcommand or "")
             say(f"error: {_with_option_name(str(error), command)}")
             raise typer.Exit(1) from error
+
+
+def _refuse_empty_output(words: Sequence[str]) -> None:
+    """Refuse -o '': as a path it would be the current folder."""
+    for option, value in pairwise([*words, "end"]):
+        if option == "--out=" or (option in ("-o", "--out") and not value):
+            raise typer.BadParameter("its value is empty; expected a name", param_hint="'--out'")
 
 
 def _with_option_name(message: str, command: Any) -> str:

@@ -35,7 +35,8 @@ from krnet.features.image_batches import ArrayBatches, Batch, LoaderBatches, ope
 from krnet.features.source import open_features
 from krnet.features.trunk import Rows, TrunkRunner, at_work
 from krnet.io.atomic import AnyPath
-from krnet.io.overlap import refuse_overlap
+from krnet.io.overlap import PARTIAL_RECORD_ENDING, refuse_overlap
+from krnet.io.writable import check_name, check_room, check_writable
 from krnet.progress import Progress, Watch, closing_watch
 
 MAX_UNWRITTEN = 2  # batches that wait for the disk
@@ -95,8 +96,10 @@ def extract(
     >>> recording.shape, recording.labels[:4].tolist()
     ((8, 8, 8), [0, 1, 0, 1])
     """
-    path = Path(out)
+    path = check_name(out)
     check_destination(path)
+    if not (resume and path.exists()):
+        check_writable(path, longest_ending=PARTIAL_RECORD_ENDING)
     if not isinstance(trunk, nn.Module):
         raise InputError(f"trunk is of type {type(trunk).__name__}; expected a torch.nn.Module that takes images")
     check_choice("dtype", dtype, DTYPES)
@@ -147,6 +150,8 @@ class Store:
         self.num_earlier = 0 if file is None else file.num_rows
         """Rows that an earlier call wrote."""
         self.num_rows = 0
+        self.num_samples: int | None = None
+        """Rows that there will be; None if unknown."""
         self.writer = ThreadPoolExecutor(1)
         self.writing: deque[Future[None]] = deque()
 
@@ -157,6 +162,7 @@ class Store:
 
     def resume_at(self, source: ArrayBatches | LoaderBatches) -> int:
         """The sample ID to start at: that of the last batch that an earlier call wrote, which is computed again."""
+        self.num_samples = source.num_samples
         if self.file is None:
             return 0
         if source.num_samples is not None and source.num_samples < self.num_earlier:
@@ -180,6 +186,8 @@ class Store:
         """Hand rows to the thread that writes; those that an earlier call wrote are compared with it instead."""
         rows.wait()
         if self.file is None:
+            if self.num_samples is not None:
+                check_room(self.path, self.num_samples * rows.values[0].nbytes)
             self.file = UnfinishedFile.create(self.path, rows.work, self.started_s)
         check_same_work(self.file.partial, self.file.work, rows.work)
         known = max(0, min(self.num_earlier, rows.stop) - rows.first)

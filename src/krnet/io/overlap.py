@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from krnet.errors import InputError
+from krnet.io.writable import check_name
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def refuse_overlap(command: str, outputs: Iterable[Any], inputs: Iterable[Any]) 
     for given in outputs:
         if given is None:
             continue
-        out = Path(given)
+        out = check_name(given)
         for path in (out, *(out.with_name(out.name + ending) for ending in writes.beside if out.name)):
             if any(same(path, other) for other in targets):
                 raise InputError(f"{path}: would be overwritten by another output; choose another name for one of them")
