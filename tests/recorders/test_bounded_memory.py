@@ -68,8 +68,8 @@ def maps(tmp_path_factory) -> Path:
     """1.3 GB of maps."""
     folder = tmp_path_factory.mktemp("large")
     generator = np.random.default_rng(0)
-    block = generator.integers(0, 3, (256, 64, 16, 16)).astype(np.float32) * generator.random((64, 1, 1), np.float32)
-    features = np.lib.format.open_memmap(folder / "features.npy", "w+", np.float32, (20 * 1024, 64, 16, 16))
+    block = generator.integers(0, 3, (2048, 32, 8, 8)).astype(np.float32) * generator.random((32, 1, 1), np.float32)
+    features = np.lib.format.open_memmap(folder / "features.npy", "w+", np.float32, (160 * 1024, 32, 8, 8))
     for start in range(0, len(features), len(block)):
         features[start : start + len(block)] = block
     features.flush()

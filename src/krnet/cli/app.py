@@ -11,7 +11,9 @@ Commands import torch inside the function, so that `--help` does not wait for it
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Any
@@ -31,6 +33,7 @@ from krnet.errors import KrnetError
 from krnet.io.ledger import package_version
 
 CTRL_C_CODE = 130  # with which a command ends that has been stopped
+STOP_CODES = (129, CTRL_C_CODE, 143)
 
 
 class Commands(TyperGroup):
@@ -82,7 +85,20 @@ app = typer.Typer(
 def main() -> None:
     # Let waiting threads sleep: threads that spin slow down every other busy process on the machine, and this one.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    app(prog_name="krnet")
+    try:
+        app(prog_name="krnet")
+    except SystemExit as end:
+        if end.code in STOP_CODES:
+            _end_now(end.code)
+        raise
+
+
+def _end_now(code: int) -> None:
+    """End with this code. Python itself would report SIGINT where a stop came within code made from a string."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _show_version(asked: bool) -> None:

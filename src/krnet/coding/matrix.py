@@ -267,7 +267,10 @@ class CodedMatrix:
 
 
 class MatrixReader:
-    """Reads rows of a coded matrix. Decoded symbols are cached if the whole matrix of them fits in CACHE_BYTES."""
+    """Reads rows of a coded matrix.
+
+    If the whole matrix of decoded symbols fits in CACHE_BYTES, those of a block are kept when it is read again.
+    """
 
     def __init__(self, coded: CodedMatrix, config: CodedConfig, device: torch.device):
         self.coded, self.blocks, self.config, self.device = coded, coded.blocks, config, device
@@ -279,7 +282,8 @@ class MatrixReader:
         self.starts = torch.from_numpy(tables.starts[tables.column]).int().to(device)  # (columns,)
         shape = coded.blocks.num_rows, len(tables.column)
         fits = math.prod(shape) * np.dtype(tables.index_dtype).itemsize <= CACHE_BYTES
-        self.is_cached = np.zeros(len(coded.blocks.lengths), bool)  # (blocks,)
+        self.was_read = np.zeros(len(coded.blocks.lengths), bool)  # (blocks,)
+        self.is_cached = np.zeros_like(self.was_read)
         # The system gives memory to a page of it when that is first written.
         self.cache = np.empty(shape, tables.index_dtype) if fits else None
 
@@ -307,13 +311,28 @@ class MatrixReader:
     def _index(self, rows: np.ndarray) -> np.ndarray:
         """rows (n,) -> (n, columns): the index of each symbol in its table."""
         size = self.blocks.block_size
+        if not len(rows):
+            return np.empty((0, len(self.starts)), self.blocks.tables.index_dtype)
         blocks, place = np.unique(rows // size, return_inverse=True)
         if self.cache is None:
-            if not len(rows):
-                return np.empty((0, len(self.starts)), self.blocks.tables.index_dtype)
-            # Only the last block may be shorter than `size`, and np.unique puts it last.
-            return np.concatenate([self.blocks.read(block) for block in blocks])[place * size + rows % size]
-        for block in blocks[~self.is_cached[blocks]]:
+            return self._decode(blocks)[place * size + rows % size]
+        # A pass over all rows, as it measures the error, reads each block once: that alone fills no memory.
+        for block in blocks[self.was_read[blocks] & ~self.is_cached[blocks]]:
             self.cache[block * size : (block + 1) * size] = self.blocks.read(block)
             self.is_cached[block] = True
-        return self.cache[rows]
+        self.was_read[blocks] = True
+        if self.is_cached[blocks].all():
+            return self.cache[rows]
+        return self._decode(blocks)[place * size + rows % size]
+
+    def _decode(self, blocks: np.ndarray) -> np.ndarray:
+        """Blocks in rising order -> their rows. Only the last of all blocks may be shorter than the others."""
+        size, cache = self.blocks.block_size, self.cache
+        return np.concatenate(
+            [
+                self.blocks.read(block)
+                if cache is None or not self.is_cached[block]
+                else cache[block * size : (block + 1) * size]
+                for block in blocks
+            ]
+        )

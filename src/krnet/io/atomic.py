@@ -132,7 +132,10 @@ def write_json(path: AnyPath, value: Mapping[str, Any]) -> None:
 
 def read_json(path: AnyPath) -> dict[str, Any]:
     """Read a JSON object; a ValueError says that the file holds something else."""
-    found = json.loads(Path(path).read_text())
+    try:
+        found = json.loads(Path(path).read_text())
+    except RecursionError:
+        raise ValueError("its values are nested too deeply") from None
     if not isinstance(found, dict):
         raise ValueError(f"a JSON {type(found).__name__}; expected an object")
     return found

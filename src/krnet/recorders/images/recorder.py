@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
@@ -72,15 +72,22 @@ class Network:
     @torch.inference_mode()
     def features(self, images: Tensor, fast: bool = False) -> Tensor:
         """images (n, C, H, W) uint8 -> float32 (n, *shape) on the device"""
-        found = []
-        for chunk in images.split(chunk_samples(images.shape[1:])):
+        # Made first: small results between the large inputs would leave the memory of these in pieces.
+        result = torch.empty(len(images), *self.shape, device=self.device)
+        for start, chunk in enumerate_parts(images, chunk_samples(images.shape[1:])):
             with fast_math(self.device) if fast else exact_math():
                 made = self.module(self.config.standardise(chunk.to(self.device)))
             if not isinstance(made, Tensor) or made.shape != (len(chunk), *self.shape):
                 what = tuple(made.shape[1:]) if isinstance(made, Tensor) else type(made).__name__
                 raise InputError(f"the trunk makes features of {what}; the recorded ones are {self.shape}")
-            found.append(made.float())
-        return torch.cat(found) if found else torch.empty(0, *self.shape, device=self.device)
+            result[start : start + len(chunk)] = made
+        return result
+
+
+def enumerate_parts(values: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
+    """(place of the first, values) of each part of at most `size`."""
+    for start in range(0, len(values), size):
+        yield start, values[start : start + size]
 
 
 def check_trunk(trunk: Any) -> nn.Module:
@@ -106,8 +113,9 @@ class ImagesReplayer(Replayer):
         unique, index = ids.unique(return_inverse=True)
         network = self.network()
         # As many images at once as their size allows: that of the features says nothing about it.
-        parts = [network.features(self.encoded.images(part), fast) for part in unique.split(self.chunk)]
-        features = torch.cat(parts) if parts else network.features(self.encoded.images(unique), fast)
+        features = torch.empty(len(unique), *self.shape, device=self.device)
+        for start, part in enumerate_parts(unique, self.chunk):
+            features[start : start + len(part)] = network.features(self.encoded.images(part), fast)
         return features[index.to(self.device)]
 
     def network(self) -> Network:
