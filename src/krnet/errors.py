@@ -15,6 +15,10 @@ The command line prints the message and exits with code 1.
 """
 
 
+class KrnetWarning(UserWarning):
+    """Something that the caller should know, and that stops nothing."""
+
+
 class KrnetError(Exception):
     """The base class of all errors of this package."""
 

@@ -14,7 +14,9 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -29,7 +31,7 @@ from krnet.cli.learn import learn
 from krnet.cli.output import say
 from krnet.cli.record import info, plan, record, replay, verify
 from krnet.cli.signals import stopping_like_ctrl_c
-from krnet.errors import KrnetError
+from krnet.errors import KrnetError, KrnetWarning
 from krnet.io.ledger import package_version
 
 CTRL_C_CODE = 130  # with which a command ends that has been stopped
@@ -40,7 +42,7 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Print a refusal as `error: ...` without a traceback, and exit with code 1."""
         _refuse_empty_output(ctx.args)
-        with stopping_like_ctrl_c() as stop:
+        with stopping_like_ctrl_c() as stop, _plain_warnings():
             try:
                 return self._invoke(ctx)
             except KeyboardInterrupt:
@@ -60,6 +62,22 @@ class Commands(TyperGroup):
             command = self.get_command(ctx, ctx.invoked_subcommand or "")
             say(f"error: {_with_option_name(str(error), command)}")
             raise typer.Exit(1) from error
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Print warnings of krnet as messages, without the line of code that they come from."""
+    with warnings.catch_warnings():
+        show_others = warnings.showwarning
+
+        def show(message: Any, category: Any, *where: Any, **more: Any) -> None:
+            if issubclass(category, KrnetWarning):
+                say(f"warning: {message}")
+            else:
+                show_others(message, category, *where, **more)
+
+        warnings.showwarning = show
+        yield
 
 
 def _refuse_empty_output(words: Sequence[str]) -> None:

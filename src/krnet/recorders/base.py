@@ -50,6 +50,7 @@ PROBE_VALUES = 64  # per sample, evenly spaced: 2 KB in all
 FIT_NAMES = frozenset(f.name for f in fields(FitConfig))
 UNTRAINED_NAMES = frozenset({"seed", "device"})  # the FIT_NAMES that recorders without training take, too
 HEADER_BYTES, ENTRY_BYTES = 1400, 170  # upper bounds: the header's fixed part, and one tensor's entry in the header
+LEAST_HEADER_BYTES = 1000  # a lower bound: recorder raw, without labels, takes 1,200
 # Opening a file may decode at most FREE_NUMBERS + NUMBERS_PER_BYTE * file_bytes numbers (see bound_opening).
 FREE_NUMBERS, NUMBERS_PER_BYTE = 1 << 24, 1 << 12
 
@@ -286,6 +287,11 @@ class Recorder(ABC):
             return 0
         stored = self.stored(shape, num_samples, known)
         return tensor_bytes({name: tensor for name, tensor in stored.items() if tensor.is_fixed})
+
+    def floor_bytes(self, num_samples: int, shape: Sequence[int], settings: Mapping[str, Any]) -> int:
+        """A lower bound of a file's bytes with its header and probe: what no budget can do without."""
+        probe_bytes = min(PROBE_SAMPLES, num_samples) * (8 + 4 * min(PROBE_VALUES, math.prod(shape)))
+        return LEAST_HEADER_BYTES + probe_bytes + self.least_bytes(num_samples, shape, settings)
 
     def smallest_bytes(self, job: Job) -> tuple[int, int]:
         """(least, enough), for the samples and the settings of a job, which are complete; needs no fit.

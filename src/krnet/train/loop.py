@@ -14,6 +14,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from krnet.errors import InputError, NonFiniteLossError, RecordingError, ResumeError
+from krnet.errors import InputError, KrnetWarning, NonFiniteLossError, RecordingError, ResumeError
 from krnet.io import archive
 from krnet.progress import Progress, Watch
 
@@ -72,7 +73,7 @@ class Checkpoint:
         self.check()
         if self.check_inputs is not None:
             self.check_inputs()
-        metadata = {"kind": KIND, "fingerprint": self.fingerprint}
+        metadata = {"kind": KIND, "fingerprint": self.fingerprint, "threads": torch.get_num_threads()}
         state = {**trainee.state(), LOSSES: torch.stack(losses) if losses else torch.zeros(0)}
         archive.write(self.path, state, {**metadata, "iteration": iteration, "seconds": seconds})
 
@@ -93,9 +94,22 @@ class Checkpoint:
                     f"Give the same features and settings; those left out, such as a budget, have their defaults. Or "
                     f"remove the checkpoint to start afresh"
                 )
+        self._compare_threads(saved.metadata.get("threads"))
         losses = list(state.pop(LOSSES))
         trainee.load_state(state)
         return int(saved.metadata["iteration"]), float(saved.metadata["seconds"]), losses
+
+    def _compare_threads(self, before: Any) -> None:
+        """Say so if another number of threads goes on: sums are then rounded otherwise."""
+        now = torch.get_num_threads()
+        if type(before) is int and before != now and not torch.cuda.is_initialized():
+            warnings.warn(
+                f"{self.path}: was saved with {before} threads, and this process has {now}. It goes on; the result "
+                f"will differ in its last digits from that of a run without a stop. For the same bits set "
+                f"OMP_NUM_THREADS={before}",
+                KrnetWarning,
+                stacklevel=2,
+            )
 
     def remove(self) -> None:
         remove_checkpoint(self.path)

@@ -235,7 +235,7 @@ class Recordings:
             return
         shares = ((self.counts[0], self._budget_bytes(0)), (sum(self.counts), self.budget))
         for num_samples, share_bytes in shares:
-            min_bytes = self.recorder.least_bytes(num_samples, self.shape, self.config.recorder_settings)
+            min_bytes = self.recorder.floor_bytes(num_samples, self.shape, self.config.recorder_settings)
             if min_bytes > share_bytes:
                 raise BudgetError(self._over_budget(min_bytes, num_samples, share_bytes))
 
