@@ -2,8 +2,9 @@
 
     KrnetError
       InputError            the caller's data or settings are refused (also a ValueError)
-        FeatureError  LabelError  SettingError  BudgetError  ResumeError  RunError  BusyFolderError  RecipeError
-        UnsafeNetworkError
+        LabelError  SettingError  BudgetError  ResumeError  RunError  BusyFolderError  RecipeError  UnsafeNetworkError
+        FeatureError
+          ChangedFeaturesError
         DataError           images that cannot be learned from
           UnsafePickleError
       FitError              recording started, but could not continue
@@ -12,6 +13,10 @@
 
 The command line prints the message and exits with code 1.
 """
+
+
+class KrnetWarning(UserWarning):
+    """Something that the caller should know, and that stops nothing."""
 
 
 class KrnetError(Exception):
@@ -24,6 +29,10 @@ class InputError(KrnetError, ValueError):
 
 class FeatureError(InputError):
     """Features cannot be recorded: they are unreadable, non-finite, or have the wrong type or shape."""
+
+
+class ChangedFeaturesError(FeatureError):
+    """A file of features was changed, shortened or replaced while it was in use."""
 
 
 class LabelError(InputError):

@@ -32,8 +32,11 @@ from krnet.features.samples import LABELS, Samples
 from krnet.features.source import open_features, stored_labels
 from krnet.features.stats import normalise, not_finite
 from krnet.io import archive
-from krnet.io.atomic import AnyPath, atomic_write, refuse_overwriting
+from krnet.io.atomic import AnyPath, atomic_write
 from krnet.io.header import RESTORE
+from krnet.io.overlap import refuse_overlap, same
+from krnet.io.stored_rows import Rows
+from krnet.io.writable import check_writable
 from krnet.progress import Watch, closing_watch
 from krnet.recorders.base import Replayer, get_recorder, recorder_names, written_by
 from krnet.recorders.memory import replay_bytes, sample_bytes
@@ -196,6 +199,10 @@ class Recording:
         """
         labels = self._samples.labels
         return None if labels is None else labels.clone()
+
+    def rows(self, name: str, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Rows:
+        """Read a stored tensor in parts, for recorders that start from this recording."""
+        return self._archive.rows(name, shape=shape, dtype=dtype)
 
     def __len__(self) -> int:
         return self._samples.num_samples
@@ -446,13 +453,15 @@ class Recording:
         (60, True)
         """
         keeper, path = destination(out)
-        if path.resolve() == self.path.resolve():
+        in_place = same(path, self.path)
+        if in_place:
             keeper = self._keep
-        refuse_overwriting([path], [item for item in (features, labels) if isinstance(item, str | os.PathLike)])
+        refuse_overlap("append", [path], [features, labels])
+        check_writable(path, num_bytes=self.nbytes)
         source = open_features(features, key=key)
         if labels is None and self.labels is not None:
             labels = stored_labels(features, key, len(source))
-        if path.resolve() == self.path.resolve() and archive.open_archive(path).checksum != self.fingerprint:
+        if in_place and archive.open_archive(path).checksum != self.fingerprint:
             raise InputError(
                 f"{path}: has changed since this Recording was opened. Append to the Recording that the last append "
                 f"returned, or open the file again"

@@ -183,6 +183,7 @@ def record(
     """
     from krnet import api, catalog
     from krnet.cli.progress import Display
+    from krnet.io.overlap import refuse_overlap
     from krnet.recorders.base import default_recorder, get_recorder
 
     if list_all:
@@ -201,6 +202,7 @@ def record(
         device=device,
     )
     _check_setting_names(given)
+    refuse_overlap("record", [out], [features, labels, images, trunk, start])
     was_finished = resume and out.exists()
     checkpoint = out.with_name(out.name + ".ckpt")
     old_write_time = _write_time_ns(checkpoint)
@@ -349,7 +351,9 @@ def replay(
     """
     from krnet import api, export
     from krnet.cli.progress import Display
+    from krnet.io.overlap import refuse_overlap
 
+    refuse_overlap("replay", [out, labels_out], [path, trunk, ids if isinstance(ids, Path) else None])
     recording = api.open(path, device, precision, trunk=_read_trunk(trunk, device), max_bytes=max_bytes)
     chosen_ids = export.choose_ids(recording, ids)
     with Display(quiet) as display:

@@ -270,9 +270,10 @@ class CodedMatrix:
 
 
 class MatrixReader:
-    """Reads rows of a coded matrix. Decoded symbols are cached if the whole matrix of them fits in CACHE_BYTES.
+    """Reads rows of a coded matrix.
 
-    A stream of few bytes that claims to hold a large matrix gets no cache: each read decodes its blocks again.
+    If the whole matrix of decoded symbols is small enough, those of a block are kept when it is read again. A stream of
+    few bytes that claims to hold a large matrix gets no cache: each read decodes its blocks again.
     """
 
     def __init__(self, coded: CodedMatrix, config: CodedConfig, device: torch.device):
@@ -286,7 +287,8 @@ class MatrixReader:
         shape = coded.blocks.num_rows, len(tables.column)
         cache_bytes = min(CACHE_BYTES, max(FREE_CACHE_BYTES, CACHE_FACTOR * len(self.blocks.stream)))
         fits = math.prod(shape) * np.dtype(tables.index_dtype).itemsize <= cache_bytes
-        self.is_cached = np.zeros(len(coded.blocks.lengths), bool)  # (blocks,)
+        self.was_read = np.zeros(len(coded.blocks.lengths), bool)  # (blocks,)
+        self.is_cached = np.zeros_like(self.was_read)
         # The system gives memory to a page of it when that is first written.
         self.cache = np.empty(shape, tables.index_dtype) if fits else None
 
@@ -323,15 +325,24 @@ class MatrixReader:
     def _index(self, rows: np.ndarray) -> np.ndarray:
         """rows (n,) -> (n, columns): the index of each symbol in its table."""
         size = self.blocks.block_size
+        if not len(rows):
+            return np.empty((0, len(self.starts)), self.blocks.tables.index_dtype)
         blocks, place = np.unique(rows // size, return_inverse=True)
-        if self.cache is None:
-            if not len(rows):
-                return np.empty((0, len(self.starts)), self.blocks.tables.index_dtype)
-            found = np.empty((len(rows), len(self.starts)), self.blocks.tables.index_dtype)
-            for number, block in enumerate(blocks):  # one at a time: a block may be larger than all rows together
-                found[place == number] = self.blocks.read(block)[rows[place == number] % size]
-            return found
-        for block in blocks[~self.is_cached[blocks]]:
-            self.cache[block * size : (block + 1) * size] = self.blocks.read(block)
-            self.is_cached[block] = True
-        return self.cache[rows]
+        if self.cache is not None:
+            # A pass over all rows, as it measures the error, reads each block once: that alone fills no memory.
+            for block in blocks[self.was_read[blocks] & ~self.is_cached[blocks]]:
+                self.cache[block * size : (block + 1) * size] = self.blocks.read(block)
+                self.is_cached[block] = True
+            self.was_read[blocks] = True
+            if self.is_cached[blocks].all():
+                return self.cache[rows]
+        found = np.empty((len(rows), len(self.starts)), self.blocks.tables.index_dtype)
+        for number, block in enumerate(blocks):  # one at a time: a block may be larger than all rows together
+            found[place == number] = self._block(block)[rows[place == number] % size]
+        return found
+
+    def _block(self, block: int) -> np.ndarray:
+        size = self.blocks.block_size
+        if self.cache is None or not self.is_cached[block]:
+            return self.blocks.read(block)
+        return self.cache[block * size : (block + 1) * size]

@@ -30,7 +30,7 @@ from krnet.device import Graphed, exact_math, fast_math, free_bytes
 from krnet.features.feed import Feed
 from krnet.features.metrics import fidelity, r_squared
 from krnet.features.samples import Samples
-from krnet.features.stats import denormalise, normalise
+from krnet.features.stats import check_unchanged, denormalise, normalise
 from krnet.nn import layers
 from krnet.nn.muon import Muon
 from krnet.nn.paper_config import DecoderConfig
@@ -267,7 +267,8 @@ def run_fit(recorder: Recorder, trainee: NetworkFit, settings: Mapping[str, Any]
         # The budget comes first: other settings follow from it, and the error names the first that differs.
         budget = {"budget": settings["most_bytes"]} if settings.get("most_bytes") else {}
         fingerprint = {"features": stats.digest, **budget, "run": trainee.feed.run, **settings, **fit_fingerprint(job)}
-        checkpoint = Checkpoint(job.checkpoint, fingerprint, job.fit.checkpoint_s)
+        check_inputs = partial(check_unchanged, job.source, stats.digest)
+        checkpoint = Checkpoint(job.checkpoint, fingerprint, job.fit.checkpoint_s, check_inputs)
     watch = job.watch
     try:
         outcome = train(
