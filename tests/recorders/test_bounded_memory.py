@@ -56,7 +56,7 @@ CASES = {  # options, and the growth in MB that is allowed; the features are fou
     "transform": ({"step": 0.5}, 300),
     "pca": ({"components": 4}, 300),
     "pq": ({}, 300),
-    "krnet": (FIT, 300),
+    "krnet": ({**FIT, "components": 4}, 300),
     "paper": ({**FIT, "d0": 16, "c0": 4, "c1": 4}, 300),
     "autoencoder": (FIT, 300),
     "images": ({}, 300),

@@ -385,3 +385,13 @@ def test_components_beyond_what_the_file_pays_for_are_refused(own):
 
 
 # ------------------------------------------------------------------ on the command line
+
+
+@pytest.mark.parametrize("recorder", ["quantized", "transform", "pca", "krnet", "pq", "raw"])
+@pytest.mark.parametrize("shape", [(3,), (8, 4, 4), (40, 1, 1)])
+def test_no_file_is_smaller_than_the_floor_that_is_known_before_a_fit(recorder, shape):
+    features = torch.zeros(30, *shape)
+    features[0] = 1  # hardly anything to store
+    options = {"iterations": 1} if recorder == "krnet" else {}
+    made = krnet.record(features, recorder=recorder, budget=1, over_budget=True, **options)
+    assert get_recorder(recorder).floor_bytes(30, shape, {}) <= made.nbytes
