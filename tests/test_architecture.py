@@ -19,7 +19,7 @@ ORDER = [
 ]  # fmt: skip
 # Files of these packages that all plug-ins may use; every other file or folder there is a plug-in.
 SHARED = {
-    "recorders": {"__init__", "base", "fit", "maps", "basis", "axes", "growth", "coded", "presets"},
+    "recorders": {"__init__", "base", "fit", "maps", "memory", "basis", "axes", "growth", "coded", "presets"},
     "learners": {
         "__init__", "analytic", "base", "base_task", "compressed_exemplars", "exemplars", "frozen", "importance",
         "rehearsal", "scores", "settings",

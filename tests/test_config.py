@@ -145,3 +145,9 @@ def test_shares_that_a_learner_adds_are_checked_as_well():
     assert Later(later_drops=0.8).later_drops == (0.8,)
     with pytest.raises(SettingError, match="later_drops is 2"):
         Later(later_drops=(0.5, 2))
+
+
+@pytest.mark.parametrize("name", ["lr", "muon_lr"])
+def test_a_learning_rate_beyond_float32_is_refused_by_name(name):
+    with pytest.raises(SettingError, match=f"{name} is 1e\\+40"):
+        FitConfig(**{name: 1e40})

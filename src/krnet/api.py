@@ -23,12 +23,15 @@ from krnet.errors import BudgetError, FeatureError, FidelityError, InputError, P
 from krnet.features.metrics import fidelity
 from krnet.features.samples import Samples
 from krnet.features.source import check_labels, open_features, stored_labels
-from krnet.features.stats import digest_of_parts, metric_range, scan
+from krnet.features.stats import check_unchanged, digest_of_parts, metric_range, scan
 from krnet.io import archive
-from krnet.io.atomic import AnyPath, refuse_overwriting
+from krnet.io.atomic import AnyPath
+from krnet.io.overlap import CHECKPOINT_ENDING, refuse_overlap
+from krnet.io.writable import check_writable
 from krnet.progress import Watch, announcing, closing_watch
 from krnet.recorders.base import (
     FIT_NAMES,
+    FLOAT_BYTES,
     Job,
     Recorder,
     check_inputs,
@@ -46,7 +49,9 @@ from krnet.recording_file import (
     probe_values,
     read_parts,
 )
+from krnet.recording_file import fit as fit_unchanged
 from krnet.train.config import FitConfig
+from krnet.train.loop import refuse_foreign, remove_checkpoint
 
 FIT_NOISE = 0.01  # relative difference between the errors of two trained networks of almost the same size
 PROBE_TOLERANCE = 1e-4  # relative to the largest value; devices and thread counts differ by about 1e-6
@@ -138,8 +143,9 @@ def record(
     if room is not None:
         check_int("room", room, 1)
     keeper, path = destination(out)
-    inputs = [item for item in (features, labels, images) if isinstance(item, str | os.PathLike)]
-    refuse_overwriting([path], inputs)
+    refuse_overlap("record", [path], [features, labels, images, earlier])
+    if chosen.trains and out is not None and not resume:
+        refuse_foreign(_checkpoint_path(path))
     source = open_features(features, key=key)
     if labels is None:
         labels = stored_labels(features, key, len(source))
@@ -162,10 +168,19 @@ def record(
         compared, limit = (None, None) if over_budget else (target_bytes, budget_bytes)
         check_finished(open(path), samples, chosen, recorder_settings, digest, compared, limit, target_r2)
         return open(path, torch_device, trunk=trunk)
+    if out is not None:
+        float_bytes = FLOAT_BYTES * len(source) * prod(source.shape)
+        planned_bytes = chosen.least_bytes(len(source), source.shape, recorder_settings)
+        if target_bytes is not None:  # a larger budget than the features take is not used up
+            planned_bytes = max(planned_bytes, min(target_bytes, float_bytes))
+        ending = CHECKPOINT_ENDING if chosen.trains else ""
+        check_writable(path, num_bytes=planned_bytes, longest_ending=ending)
+    stats = scan(source, watch=watch)
+    check_unchanged(source, stats.digest)
     job = Job(
         source=source,
         samples=samples,
-        stats=scan(source, watch=watch),
+        stats=stats,
         fit=fit,
         device=torch_device,
         settings=recorder_settings,
@@ -188,14 +203,14 @@ def record(
             job = replace(job, settings={**chosen.for_budget(job, target_bytes), **job.settings})
         if budget_bytes is not None and not over_budget:
             _check_least_size(path, chosen, job, budget_bytes)
-        tensors, metadata = file_contents(job, chosen, chosen.fit(job))
+        tensors, metadata = file_contents(job, chosen, fit_unchanged(chosen, job))
         if target_bytes is not None:
             metadata["fit"]["budget"] = target_bytes
         if budget_bytes is not None and not over_budget:
             check_size(path, metadata, archive.file_bytes(tensors, metadata), budget_bytes, chosen)
     metadata["fit"]["target_r2"] = target_r2
     archive.write(path, tensors, metadata)
-    _checkpoint_path(path).unlink(missing_ok=True)
+    remove_checkpoint(_checkpoint_path(path))
     return Recording(archive.open_archive(path), job.device, keep=keeper, trunk=trunk)
 
 
@@ -223,7 +238,7 @@ def _smallest_reaching(job: Job, recorder: Recorder, target: float) -> FileConte
             label = " after ".join([f"fit {len(results) + 1}: {format_size(budget)}", *results[-1:]])
             watch = _rename(job.watch, label) if job.watch else None
             fit_job = replace(job, settings=settings, checkpoint=None, resume=False, watch=watch)
-            tensors, metadata = file_contents(fit_job, recorder, recorder.fit(fit_job))
+            tensors, metadata = file_contents(fit_job, recorder, fit_unchanged(recorder, fit_job))
             num_bytes, r2 = archive.file_bytes(tensors, metadata), metadata["metrics"]["r2"]
             results.append(f"R2 {r2:.4f} in {format_size(num_bytes)}")
             latest[key] = num_bytes, r2, (tensors, metadata)
@@ -261,18 +276,22 @@ def open(
     precision: str = "exact",
     *,
     trunk: nn.Module | None = None,
+    max_bytes: int | str | None = None,
 ) -> Recording:
     """Open a recording file.
 
     device     where to replay; None takes the GPU if there is one
     precision  exact (full fp32) or fast (bf16 on a GPU)
     trunk      for a recording of images (recorder images): the module that makes features of them
+    max_bytes  memory that the file may ask for, such as "2GB"; by default 512 MB, or 512 times its size if that is
+               more, which no honest file comes near
 
     >>> len(krnet.open("features.krn"))
     40
     """
     check_choice("precision", precision, PRECISIONS)
-    return Recording(archive.open_archive(path), pick_device(device), precision, trunk=trunk)
+    limit = None if max_bytes is None else parse_size(max_bytes, "max_bytes")
+    return Recording(archive.open_archive(path, limit), pick_device(device), precision, trunk=trunk)
 
 
 @closing_watch
@@ -283,6 +302,7 @@ def verify(
     device: str | None = "cpu",
     key: str | None = None,
     trunk: nn.Module | None = None,
+    max_bytes: int | str | None = None,
     watch: Watch | None = None,
 ) -> dict[str, Any]:
     """Check the structure of a file, every checksum and the stored probe; with `against`, its error as well.
@@ -290,6 +310,7 @@ def verify(
     against    the features that were recorded, and after them those that were appended: the replays are compared with
                them
     key        name of the array, for a file of features that holds several
+    max_bytes  as for krnet.open
     watch      called with a Progress every few samples; `krnet.show_progress` draws a bar
 
     The probe of a recording of images needs its trunk; without one, `probe_error` is None.
@@ -297,8 +318,8 @@ def verify(
     >>> krnet.verify("features.krn")["ok"]
     True
     """
-    recording = open(path, device, trunk=trunk)
-    opened = archive.open_archive(path)
+    recording = open(path, device, trunk=trunk, max_bytes=max_bytes)
+    opened = archive.open_archive(path, recording.max_bytes)
     opened.verify()
     ids = opened.tensor("probe.ids", dtype=torch.int64)
     if ids.dim() != 1 or not len(ids):
@@ -360,4 +381,4 @@ def _probe_error(path: AnyPath, recording: Recording, opened: archive.Archive, i
 
 
 def _checkpoint_path(path: Path) -> Path:
-    return path.with_name(path.name + ".ckpt")
+    return path.with_name(path.name + CHECKPOINT_ENDING)

@@ -38,7 +38,7 @@ from krnet.recorders.base import (
     overhead_bytes,
     recorder_names,
 )
-from krnet.recording_file import Decode, FileContents, check_size, file_contents, read_parts
+from krnet.recording_file import Decode, FileContents, check_same_features, check_size, file_contents, fit, read_parts
 from krnet.train.config import FitConfig
 
 SURE_R2 = 1 - 1e-9  # up to this R2, the old features' variance is mse / (1 - r2); above it, their replays' is used
@@ -72,7 +72,7 @@ def grown_contents(
     def make(budget: int | None) -> FileContents:
         chosen = {} if budget is None else recorder.for_budget(job, budget)
         fitted = replace(job, settings={**chosen, **job.settings})
-        tensors, made = file_contents(fitted, recorder, recorder.fit(fitted), describe)
+        tensors, made = file_contents(fitted, recorder, fit(recorder, fitted), describe)
         made["fit"] |= planned
         return tensors, made
 
@@ -183,6 +183,7 @@ def _describe_features(job: Job, decode: Decode, metadata: Mapping[str, Any]) ->
         return decode(ids + num_held)
 
     measured = fidelity(decode_new, source.new, job.stats, job.watch)
+    check_same_features(source.new, job.stats, measured)
     # Means are those of replays, for old and new samples alike: what a recorder shifts, it shifts in both.
     new_replays = _replays(decode_new, source.new.name, len(source.new), source.shape)
     replays = [replace(scan(part), low=job.stats.low, high=job.stats.high) for part in (source.held, new_replays)]

@@ -23,8 +23,10 @@ import ast
 import difflib
 import inspect
 import math
+import os
 import re
 import textwrap
+import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from functools import cache
@@ -328,6 +330,29 @@ def parse_sizes(text: str, name: str = "budgets") -> list[int]:
     if not sizes:
         raise SettingError(f"{name} is {text!r}; expected sizes such as 3MB,6.5MB,12MB")
     return sizes
+
+
+UNPRINTABLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # kinds of characters: controls, marks of direction, bytes of no text
+
+
+def plain_text(text: str) -> str:
+    """Text that is safe to print, whatever names are in it.
+
+    Names of files and classes may hold control characters, which move a terminal's cursor or colour it, and bytes that
+    are not UTF-8, which cannot be printed. Both are shown as Python escapes: \\x1b, \\udcff.
+    """
+    if text.isprintable():
+        return text
+    return "".join(char.encode("unicode_escape").decode() if _is_unprintable(char) else char for char in text)
+
+
+def _is_unprintable(char: str) -> bool:
+    return char not in "\n\t" and unicodedata.category(char) in UNPRINTABLE
+
+
+def readable_name(name: str) -> str:
+    """A file's name as text that any file can hold: bytes that are not UTF-8 become escapes such as \\xff."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def format_size(num_bytes: int) -> str:

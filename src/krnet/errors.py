@@ -2,7 +2,9 @@
 
     KrnetError
       InputError            the caller's data or settings are refused (also a ValueError)
-        FeatureError  LabelError  SettingError  BudgetError  ResumeError  RunError  BusyFolderError  RecipeError
+        LabelError  SettingError  BudgetError  ResumeError  RunError  BusyFolderError  RecipeError  UnsafeNetworkError
+        FeatureError
+          ChangedFeaturesError
         DataError           images that cannot be learned from
           UnsafePickleError
       FitError              recording started, but could not continue
@@ -11,6 +13,10 @@
 
 The command line prints the message and exits with code 1.
 """
+
+
+class KrnetWarning(UserWarning):
+    """Something that the caller should know, and that stops nothing."""
 
 
 class KrnetError(Exception):
@@ -25,6 +31,10 @@ class FeatureError(InputError):
     """Features cannot be recorded: they are unreadable, non-finite, or have the wrong type or shape."""
 
 
+class ChangedFeaturesError(FeatureError):
+    """A file of features was changed, shortened or replaced while it was in use."""
+
+
 class LabelError(InputError):
     """The labels do not match the features."""
 
@@ -35,6 +45,10 @@ class DataError(InputError):
 
 class UnsafePickleError(DataError):
     """A pickle holds more than arrays and plain values: loading it could run any code."""
+
+
+class UnsafeNetworkError(InputError):
+    """A file of a network could do more than compute: it was not loaded."""
 
 
 class SettingError(InputError):

@@ -6,6 +6,7 @@ Selection (config.py) -> choose_ids -> ids (B,) -> write_replays -> X.npy
 from __future__ import annotations
 
 import math
+import zipfile
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from torch import Tensor
 
 from krnet.config import Selection
 from krnet.errors import InputError, UnknownSampleError
-from krnet.io.atomic import AnyPath, atomic_write, refuse_overwriting
+from krnet.io.atomic import AnyPath, atomic_write
+from krnet.io.overlap import refuse_overlap
+from krnet.io.writable import check_room, check_writable
 from krnet.progress import Watch, counting
 from krnet.recording import Recording
 
@@ -53,7 +56,7 @@ def _read_ids(path: Path, num_samples: int) -> np.ndarray:
     expected = f"expected a .npy file with a flat array of integers, or a mask of {num_samples} booleans"
     try:
         found = np.load(path, allow_pickle=False)
-    except (EOFError, ValueError) as error:
+    except (EOFError, ValueError, zipfile.BadZipFile) as error:
         raise InputError(f"{path}: sample IDs cannot be read ({error}); {expected}") from error
     if not isinstance(found, np.ndarray):
         raise InputError(f"{path}: holds several arrays; {expected}")
@@ -79,7 +82,12 @@ def write_replays(
     labels = recording.labels
     if labels_path is not None and labels is None:
         raise InputError(f"{recording.path}: was recorded without labels; leave out the file for labels")
-    refuse_overwriting([path, *([] if labels_path is None else [labels_path])], [recording.path])
+    refuse_overlap("replay", [path, labels_path], [recording])
+    for output in [path, *([] if labels_path is None else [labels_path])]:
+        if Path(output).parent.is_dir() and not Path(output).is_dir():  # else atomic_write says what is wrong
+            check_writable(output)
+    if Path(path).parent.is_dir():
+        check_room(path, 4 * len(ids) * math.prod(recording.shape))
     step = max(1, CHUNK_BYTES // (4 * max(1, math.prod(recording.shape))))
     with ExitStack() as files:
         file = files.enter_context(atomic_write(path))

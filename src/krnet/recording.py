@@ -20,15 +20,26 @@ from torch import Tensor, nn
 from krnet.appending import Addition, grown_contents
 from krnet.config import check_choice
 from krnet.device import pick_device
-from krnet.errors import FeatureError, InputError, NotARecordingError, OversizedRecordingError, UnknownSampleError
+from krnet.errors import (
+    FeatureError,
+    InputError,
+    NotARecordingError,
+    OversizedRecordingError,
+    RecordingError,
+    UnknownSampleError,
+)
 from krnet.features.samples import LABELS, Samples
 from krnet.features.source import open_features, stored_labels
 from krnet.features.stats import normalise, not_finite
 from krnet.io import archive
-from krnet.io.atomic import AnyPath, atomic_write, refuse_overwriting
+from krnet.io.atomic import AnyPath, atomic_write
 from krnet.io.header import RESTORE
+from krnet.io.overlap import refuse_overlap, same
+from krnet.io.stored_rows import Rows
+from krnet.io.writable import check_writable
 from krnet.progress import Watch, closing_watch
-from krnet.recorders.base import Replayer, bound_opening, get_recorder, recorder_names, written_by
+from krnet.recorders.base import Replayer, get_recorder, recorder_names, written_by
+from krnet.recorders.memory import replay_bytes, sample_bytes
 from krnet.recording_data import Loader, RecordingDataset
 from krnet.recording_file import destination
 
@@ -80,7 +91,7 @@ class Recording:
             raise InputError(f"{kept.path}: a trunk is given, and recorder {self.recorder} needs none; leave it out")
         self._trunk = trunk
         _check_fields(kept)
-        self._samples = Samples.recall(kept.metadata, kept.nbytes, self._read_labels, kept.path)
+        self._samples = Samples.recall(kept.metadata, kept.nbytes, self._read_labels, kept.path, kept.limit)
         self._replayer: Replayer | None = None
 
     def _read_labels(self) -> Tensor | None:
@@ -144,6 +155,15 @@ class Recording:
         return self._archive.path
 
     @property
+    def max_bytes(self) -> int | None:
+        """The memory that the file may ask for, where that was given; None: the rule in terms of its size.
+
+        >>> krnet.open("features.krn", max_bytes="2GB").max_bytes
+        2000000000
+        """
+        return self._archive.limit.max_bytes
+
+    @property
     def nbytes(self) -> int:
         """Size of the whole file.
 
@@ -180,6 +200,10 @@ class Recording:
         labels = self._samples.labels
         return None if labels is None else labels.clone()
 
+    def rows(self, name: str, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Rows:
+        """Read a stored tensor in parts, for recorders that start from this recording."""
+        return self._archive.rows(name, shape=shape, dtype=dtype)
+
     def __len__(self) -> int:
         return self._samples.num_samples
 
@@ -202,7 +226,7 @@ class Recording:
         (torch.Size([4, 3, 3]), torch.Size([2, 4, 3, 3]), torch.Size([10, 4, 3, 3]))
         """
         ids = self._parse_index(which)
-        values = self.replay(ids.reshape(-1))
+        values = self.replay(ids)
         return values.reshape((*ids.shape, *self.shape))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -228,8 +252,7 @@ class Recording:
         >>> recording.replay([5, 3]).shape
         torch.Size([2, 4, 3, 3])
         """
-        if not isinstance(ids, Tensor):
-            ids = torch.as_tensor(np.asarray(ids, dtype=None if len(ids) else np.int64))
+        ids = self._parse_index(ids).reshape(-1)
         precision = precision or self.precision
         check_choice("precision", precision, PRECISIONS)
         step = self._chunk_samples
@@ -285,26 +308,38 @@ class Recording:
         """Return the replayer; read the tensors at the first call."""
         if self._replayer is None:
             settings = self._archive.metadata["settings"]
+            self._check_size(settings)
             try:
-                self._check_size(settings)
                 self._replayer = self._recorder.replay(self._samples, settings, self._archive, self.device)
-            except (NotARecordingError, OversizedRecordingError) as error:  # a recorder does not know the path
+            except RecordingError as error:
+                if str(error).startswith(str(self.path)):
+                    raise
+                # A recorder does not know the path.
                 raise type(error)(f"{self.path}: {error}") from error
             self._replayer.trunk = self._trunk
         return self._replayer
 
     def _check_size(self, settings: dict[str, Any]) -> None:
+        """Refuse settings that would take far more memory than the file's size speaks for, before anything is made."""
+        values = sample_bytes(self.shape)
+        self._archive.limit.check(values, f"a few samples of shape {self.shape}")  # some settings follow from the shape
         try:
-            stored = self._recorder.stored(self.shape, len(self), settings)
+            num_bytes = replay_bytes(self._recorder, self.shape, len(self), settings)
         except (InputError, KeyError, TypeError):
             return  # the recorder's `replay` refuses these settings, and says why
-        bound_opening(stored, self.nbytes)
+        except (RuntimeError, OverflowError) as error:  # torch, of sizes whose product overflows
+            raise OversizedRecordingError(f"{self.path}: settings of no possible size ({error}). {RESTORE}") from error
+        self._archive.limit.check(num_bytes, "to open it and to replay a few samples")
 
     def _parse_index(self, which: Any) -> Tensor:
         """Turn any index into IDs 0 .. N-1; negative IDs count from the end."""
         n = len(self)
         if isinstance(which, slice):
-            return torch.arange(n)[which] if (which.step or 1) > 0 else torch.tensor(range(n)[which])
+            try:
+                chosen = range(n)[which]
+            except (TypeError, ValueError) as error:  # a step of 0, or limits that are no whole numbers
+                raise UnknownSampleError(f"{self.path}: {which} is not a range of samples ({error})") from error
+            return torch.arange(chosen.start, chosen.stop, chosen.step) if chosen else torch.empty(0, dtype=torch.long)
         try:
             # torch refuses arrays with negative strides; numpy copies them.
             ids = torch.as_tensor(np.ascontiguousarray(which) if isinstance(which, np.ndarray) else which).cpu()
@@ -318,6 +353,8 @@ class Recording:
             return ids.nonzero().squeeze(1)
         if ids.is_floating_point() or ids.is_complex():
             raise UnknownSampleError(f"{self.path}: sample IDs are {ids.dtype}; expected whole numbers")
+        if ids.dtype == torch.uint64 and bool((ids.view(torch.int64) < 0).any()):  # as int64 they would be negative
+            raise UnknownSampleError(f"{self.path}: sample IDs of 2^63 and more; this file holds 0..{n - 1}")
         ids = ids.long()
         bad = ids[(ids < -n) | (ids >= n)]
         if len(bad.reshape(-1)):
@@ -416,20 +453,23 @@ class Recording:
         (60, True)
         """
         keeper, path = destination(out)
-        if path.resolve() == self.path.resolve():
+        in_place = same(path, self.path)
+        if in_place:
             keeper = self._keep
-        refuse_overwriting([path], [item for item in (features, labels) if isinstance(item, str | os.PathLike)])
+        refuse_overlap("append", [path], [features, labels])
+        check_writable(path, num_bytes=self.nbytes)
         source = open_features(features, key=key)
         if labels is None and self.labels is not None:
             labels = stored_labels(features, key, len(source))
-        if path.resolve() == self.path.resolve() and archive.open_archive(path).checksum != self.fingerprint:
+        if in_place and archive.open_archive(path).checksum != self.fingerprint:
             raise InputError(
                 f"{path}: has changed since this Recording was opened. Append to the Recording that the last append "
                 f"returned, or open the file again"
             )
         added = Addition(source, labels, budget, head, watch, settings)
         archive.write(path, *grown_contents(self, self._archive.metadata, added, self.device, path))
-        return Recording(archive.open_archive(path), self.device, self.precision, keeper, self._trunk)
+        grown = archive.open_archive(path, self.max_bytes)
+        return Recording(grown, self.device, self.precision, keeper, self._trunk)
 
     def dataset(self) -> RecordingDataset:
         """Return a torch Dataset of (feature, label) on the CPU, for a DataLoader with any number of workers.

@@ -19,15 +19,26 @@ import torch
 from torch import Tensor
 
 from krnet.device import dtype_name
-from krnet.errors import BudgetError, FeatureError, InputError, NonFiniteLossError, NotARecordingError, ResumeError
-from krnet.features.metrics import fidelity
+from krnet.errors import (
+    BudgetError,
+    ChangedFeaturesError,
+    FeatureError,
+    InputError,
+    NonFiniteLossError,
+    NotARecordingError,
+    ResumeError,
+)
+from krnet.features.metrics import Fidelity, fidelity
 from krnet.features.samples import Samples
-from krnet.features.stats import normalise
+from krnet.features.source import FeatureSource
+from krnet.features.stats import FeatureStats, changed, check_unchanged, normalise
 from krnet.io import archive
 from krnet.io.atomic import AnyPath
 from krnet.io.header import RESTORE
 from krnet.io.ledger import package_version
+from krnet.io.stored_rows import MadeRows
 from krnet.io.temporary import TemporaryFolder
+from krnet.io.writable import check_name
 from krnet.recorders.base import PROBE_SAMPLES, PROBE_VALUES, Content, Earlier, Job, Recorder
 
 REPLACE = "leave out --resume (in Python, resume=True) to replace it"
@@ -35,7 +46,7 @@ NO_LABELS = torch.zeros(0)
 MAX_MSE = 2.0**62  # a header holds no larger number (recording.py)
 
 Decode = Callable[[Tensor], Tensor]  # IDs (B,) -> features (B, *shape)
-FileContents = tuple[dict[str, Tensor], dict[str, Any]]  # tensors, metadata
+FileContents = tuple[dict[str, Tensor | MadeRows], dict[str, Any]]  # tensors, metadata
 
 
 def destination(out: AnyPath | None) -> tuple[object, Path]:
@@ -44,7 +55,7 @@ def destination(out: AnyPath | None) -> tuple[object, Path]:
     The temporary folder is removed when its keeper is garbage-collected.
     """
     if out is not None:
-        path = Path(out)
+        path = check_name(out)
         if not path.parent.is_dir():
             raise InputError(f"{path}: no folder {path.parent}; create it or choose another place")
         if path.is_dir():
@@ -123,9 +134,30 @@ def check_size(path: Path, metadata: Mapping[str, Any], found: int, budget: int,
         raise error
 
 
+def fit(recorder: Recorder, job: Job) -> Content:
+    """Fit; features that were changed meanwhile are refused as such, before odd values lead to other errors."""
+    try:
+        content = recorder.fit(job)
+    except ChangedFeaturesError:
+        raise
+    except Exception:
+        check_unchanged(job.source, job.stats.digest)
+        raise
+    check_unchanged(job.source, job.stats.digest)
+    return content
+
+
+def check_same_features(source: FeatureSource, stats: FeatureStats, measured: Fidelity) -> None:
+    """Refuse features that are others after the fit than before: neither digest nor R2 would be true of them."""
+    check_unchanged(source, stats.digest)
+    if source.is_fixed and measured.digest != stats.digest:
+        raise changed(source, "other values were read after the fit than before")
+
+
 def describe_features(job: Job, decode: Decode) -> dict[str, Any]:
     """What the metadata say of the features, with the error of their replays."""
     measured = fidelity(decode, job.source, job.stats, job.watch)
+    check_same_features(job.source, job.stats, measured)
     return {
         "features": job.stats.digest,
         "feature_bytes": job.source.nbytes,
@@ -170,8 +202,9 @@ def file_contents(
         )
         metrics["fast_extra_mse"] = (exact - fast).square().mean().item()
     sample_metadata, sample_tensors = job.samples.describe()
-    tensors = {
+    tensors: dict[str, Tensor | MadeRows] = {
         **content.tensors,
+        **content.made,
         **sample_tensors,
         "probe.ids": probe,
         "probe.values": probe_values(replayer.decode(probe)),

@@ -11,7 +11,10 @@ form they had.
 from __future__ import annotations
 
 import copy
+import math
 import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -27,9 +30,10 @@ from krnet.data import augment, protocol
 from krnet.data.dataset import DataSet, Split
 from krnet.data.spec import DataSpec
 from krnet.device import exact_math, pick_device
-from krnet.errors import DataError, RunError
+from krnet.errors import BusyFolderError, DataError, InputError, RecordingError, ResumeError, RunError
 from krnet.io import archive, ledger
 from krnet.io.atomic import AnyPath, read_json
+from krnet.io.header import digest
 from krnet.io.temporary import TemporaryFolder
 from krnet.learners import base
 from krnet.nn import backbones
@@ -42,6 +46,8 @@ if TYPE_CHECKING:
 STATE_FILE, RUN_FILE, SETTINGS_FILE = "state.krn", "run.json", "settings.json"
 DATA_KEY = "data"
 """The name of the data set's DataSpec among the metadata of state.krn; files of earlier versions lack it."""
+KEPT_KEY = "kept_files"
+"""Among the same metadata: name and checksum of each file that the learner keeps; earlier versions lack it."""
 ROW_COLUMNS = ("settings", "versions", "class_order", "device", "seed")
 """Keys of run.json that a row of the ledger has beside its metrics."""
 STORAGE_SUMS = ("total", "equivalent_exemplars")
@@ -220,7 +226,9 @@ class Run(dict[str, Any]):
             return self._setup.data
         try:
             return DataSpec.from_json(self._state.metadata[DATA_KEY])
-        except (KeyError, TypeError, AttributeError) as error:
+        except (RunError, RecordingError):
+            raise
+        except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
             raise RunError(
                 f"{self.folder / STATE_FILE}: does not say how images are normalised, as an earlier version of krnet "
                 f"wrote it. Give the data set of the run: krnet.load_run({str(self.folder)!r}, data=...)"
@@ -239,7 +247,12 @@ class Run(dict[str, Any]):
     @cached_property
     def _learner(self) -> base.Learner:
         """The learner as it was after the last task."""
+        with reading(self.folder / STATE_FILE, RunError):
+            return self._restore()
+
+    def _restore(self) -> base.Learner:
         state, setup = self._state, self._setup
+        check_kept_files(self.folder, state.metadata)
         config = self._config() if setup.config is None else setup.config
         order = self["class_order"]
         split = protocol.split(order, num_classes=len(order), sizes=self["tasks"])
@@ -332,6 +345,27 @@ def has_row(run: Run) -> bool:
     )
 
 
+def check_kept_files(folder: Path, metadata: Mapping[str, Any]) -> None:
+    """Refuse files beside state.krn that are not those it was written with, such as the recordings of another run."""
+    kept = metadata.get(KEPT_KEY, {})
+    for name, checksum in (kept if isinstance(kept, dict) else {}).items():
+        path = folder / Path(name).name
+        if not path.is_file():
+            raise ResumeError(f"{path}: no such file, and {folder / STATE_FILE} needs it. {_START_AGAIN}")
+        if checksum_of(path) != checksum:
+            raise ResumeError(
+                f"{path}: is not the file that this run wrote, but another run's, or changed since. {_START_AGAIN}"
+            )
+
+
+def checksum_of(path: Path) -> str:
+    """The checksum of a recording, which its header states; of another file, that of its bytes."""
+    return archive.open_archive(path).checksum if archive.has_magic(path) else digest(path.read_bytes())
+
+
+_START_AGAIN = "Put the file of this run back, or start again in another folder"
+
+
 def _read_results(folder: Path) -> dict[str, Any]:
     path = folder / RUN_FILE
     if not path.exists():
@@ -343,7 +377,54 @@ def _read_results(folder: Path) -> dict[str, Any]:
     missing = [name for name in NEEDED_KEYS if name not in results]
     if missing:
         raise RunError(f"{path}: lacks {', '.join(missing)}; expected what `krnet learn` writes")
+    check_results(path, results)
     return results
+
+
+def check_results(path: Path, results: Mapping[str, Any]) -> None:
+    """Refuse values of another shape than those of a run: whoever uses them may rely on it."""
+    tasks, order, settings = results["tasks"], results["class_order"], results["settings"]
+    is_share = lambda value: _is_number(value) and 0 <= value <= 1  # noqa: E731
+    valid = {
+        "method": isinstance(results["method"], str) and results["method"] in base.learner_names(),
+        "row": isinstance(results["row"], str),
+        "class_order": isinstance(order, list)
+        and all(type(label) is int for label in order)
+        and sorted(order) == list(range(len(order))),
+        "tasks": isinstance(tasks, list) and all(type(size) is int and size > 0 for size in tasks) and bool(tasks),
+        "last": is_share(results["last"]),
+        "accuracy": isinstance(results["accuracy"], list)
+        and all(value is None or is_share(value) for value in results["accuracy"]),
+        "storage_bytes": isinstance(results["storage_bytes"], dict)
+        and all(map(_is_number, results["storage_bytes"].values()))
+        and "total" in results["storage_bytes"],
+        "settings": isinstance(settings, dict) and isinstance(settings.get("backbone"), str),
+        "seed": type(results.get("seed", 0)) is int,
+        "data": isinstance(results.get("data", ""), str),
+        "average": results.get("average") is None or is_share(results["average"]),
+        "validation": type(results.get("validation") or 0) is int,
+    }
+    valid["class_order"] = valid["class_order"] and valid["tasks"] and sum(tasks) == len(order)
+    valid["accuracy"] = valid["accuracy"] and valid["tasks"] and len(results["accuracy"]) == len(tasks)
+    wrong = [name for name, is_valid in valid.items() if not is_valid]
+    if wrong:
+        name = wrong[0]
+        raise RunError(f"{path}: {name} is {results.get(name)!r:.99}; expected what `krnet learn` writes")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+@contextmanager
+def reading(path: Path, kind: type[InputError]) -> Iterator[None]:
+    """Turn whatever goes wrong while the content of a run's file is used into an error that names the file."""
+    try:
+        yield
+    except (RecordingError, RunError, ResumeError, BusyFolderError):
+        raise
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise kind(f"{path}: not what `krnet learn` writes ({type(error).__name__}: {error!s:.300})") from error
 
 
 def _explain_missing(folder: Path) -> str:

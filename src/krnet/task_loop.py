@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -35,6 +36,7 @@ from krnet.io import archive, ledger
 from krnet.io.atomic import AnyPath, make_folder, read_json, write_json
 from krnet.io.header import RESTORE
 from krnet.io.lock import making, working_in
+from krnet.io.overlap import refuse_overlap
 from krnet.io.temporary import TemporaryFolder
 from krnet.learners import base
 from krnet.learners.base_task import check_base
@@ -42,7 +44,19 @@ from krnet.learners.scores import scores, storage
 from krnet.learners.settings import settings_of
 from krnet.nn.heads import Classifier
 from krnet.progress import Progress, Watch, closing_watch
-from krnet.run import DATA_KEY, RUN_FILE, SETTINGS_FILE, STATE_FILE, Run, Setup
+from krnet.run import (
+    DATA_KEY,
+    KEPT_KEY,
+    RUN_FILE,
+    SETTINGS_FILE,
+    STATE_FILE,
+    Run,
+    Setup,
+    check_kept_files,
+    check_results,
+    checksum_of,
+    reading,
+)
 from krnet.train.classifier import Saving
 
 COMMITS_KEY = "commits"
@@ -66,6 +80,19 @@ class Results:
     @property
     def tasks_done(self) -> int:
         return len(self.task_seconds)
+
+    def check(self, num_tasks: int) -> None:
+        """Refuse results that no run of so many tasks has: they may come from any file."""
+        rows = self.correct.values()
+        if not 0 < len(self.task_seconds) <= num_tasks or not all(map(math.isfinite, self.task_seconds)):
+            raise ValueError(f"times of {len(self.task_seconds)} tasks; expected 1 to {num_tasks}")
+        if len(self.storage) != self.tasks_done or any(len(row) != self.tasks_done for row in rows) or not rows:
+            raise ValueError(f"results of other tasks than the {self.tasks_done} that have times")
+        for parts in self.storage:
+            sum(parts.values())
+        for row in rows:
+            for correct in row:
+                sum(correct or [])
 
     def to_json(self) -> dict[str, Any]:
         return {"correct": self.correct, "task_seconds": self.task_seconds, "storage": self.storage}
@@ -123,6 +150,7 @@ def learn(
     torch.Size([355])
     """
     base.get_learner(method)  # refuses an unknown name before any data are loaded
+    sources = registry.folders_of(data) if isinstance(data, str) else []
     if isinstance(data, str):
         data = registry.load(data)
     data = _hold_out(data, validation)
@@ -135,8 +163,9 @@ def learn(
             raise SettingError("resume is given without out; give the folder of the run to go on with")
         keeper = TemporaryFolder()
         out = keeper.path
-    folder = Path(out)
-    setup = Setup(data=DataSpec.of(data), config=plan.config, device=plan.device, keeper=keeper)
+    folder, config = Path(out), plan.config
+    refuse_overlap("learn", [folder], [*sources, *([config.base] if Path(config.base).is_file() else [])])
+    setup = Setup(data=DataSpec.of(data), config=config, device=plan.device, keeper=keeper)
     with working_in(folder):
         finished_run = _read_finished_run(folder, resume, plan)
         if finished_run is not None:
@@ -242,12 +271,19 @@ def _read_finished_run(folder: Path, resume: bool, plan: RunPlan) -> dict[str, A
         raise SettingError(
             f"{folder}: holds a run already. Give --resume (in Python, resume=True) to go on with it, or another folder"
         )
-    if has_run:
+    if not has_run:
+        return None
+    with reading(folder / SETTINGS_FILE, ResumeError):
         saved = {"validation": 0, **_read_json(folder / SETTINGS_FILE)}  # earlier versions could hold out no images
         if isinstance(saved.get("settings"), dict):
             saved["settings"] = plan.config.renewed(saved["settings"])
         _check_same(folder / SETTINGS_FILE, saved, plan.fingerprint)
-    return _read_json(folder / RUN_FILE) if (folder / RUN_FILE).exists() else None
+    if not (folder / RUN_FILE).exists():
+        return None
+    finished = _read_json(folder / RUN_FILE)
+    with reading(folder / RUN_FILE, ResumeError):
+        check_results(folder / RUN_FILE, finished)
+    return finished
 
 
 def _run_task(
@@ -302,6 +338,7 @@ def _run_task(
     results.task_seconds.append(time.perf_counter() - started + earlier_s)
     results.storage.append(learner.storage_bytes())
     metadata = {"kind": "learner", **results.to_json(), DATA_KEY: DataSpec.of(context.data).to_json()}
+    metadata[KEPT_KEY] = {path.name: checksum_of(path) for path in learner.kept_files().values()}
     archive.write(folder / STATE_FILE, learner.state(), metadata)
     for path in files:
         path.unlink(missing_ok=True)
@@ -396,13 +433,20 @@ def num_test_images(context: base.Context) -> list[int]:
 def _restore_results(folder: Path, learner: base.Learner, fingerprint: dict[str, Any]) -> Results:
     commits: list[str] = []
     if (folder / SETTINGS_FILE).exists():
-        commits = list(_read_json(folder / SETTINGS_FILE).get(COMMITS_KEY, [UNKNOWN_COMMIT]))
+        commits = _read_json(folder / SETTINGS_FILE).get(COMMITS_KEY, [UNKNOWN_COMMIT])
+        if not isinstance(commits, list) or not all(isinstance(commit, str) for commit in commits):
+            raise ResumeError(
+                f"{folder / SETTINGS_FILE}: {COMMITS_KEY} is {commits!r:.99}; expected a list of commits. "
+                f"{_start_again_advice(folder)}"
+            )
     if not (folder / STATE_FILE).exists():
         return Results(fingerprint, {}, [], [], commits)
-    with _with_advice(_start_again_advice(folder)):
+    with _with_advice(_start_again_advice(folder)), reading(folder / STATE_FILE, ResumeError):
         saved = archive.open_archive(folder / STATE_FILE)
         meta = saved.metadata
         results = Results(fingerprint, meta["correct"], meta["task_seconds"], meta["storage"], commits)
+        results.check(learner.context.split.num_tasks)
+        check_kept_files(folder, meta)
         learner.restore(results.tasks_done - 1, {name: saved.tensor(name) for name in saved.names})
     return results
 

@@ -259,6 +259,7 @@ def archive(tmp_path, monkeypatch):
 
 def test_a_missing_data_set_is_downloaded_once(archive, tmp_path):
     said = []
+    (tmp_path / "new" / "data").mkdir(parents=True)
     found = data.load("cifar100", tmp_path / "new" / "data", say=said.append)
     assert torch.equal(found.train.images.flatten(1), torch.from_numpy(PIXELS))
     assert len(said) == 1 and cifar.URL in said[0] and str(tmp_path / "new" / "data") in said[0]
@@ -273,8 +274,20 @@ def test_it_goes_to_krnet_data_or_else_to_the_cache_folder(archive, tmp_path, mo
     data.load("cifar100")
     assert (tmp_path / "cache" / "cifar-100-python" / "train").is_file()
     monkeypatch.setenv("KRNET_DATA", str(tmp_path / "named"))
+    (tmp_path / "named").mkdir()
     data.load("cifar100")
     assert (tmp_path / "named" / "cifar-100-python" / "train").is_file()
+
+
+@pytest.mark.parametrize("way", ["data_dir", "KRNET_DATA"])
+def test_a_mistyped_data_folder_is_refused_and_not_made(archive, tmp_path, monkeypatch, way):
+    monkeypatch.delenv("KRNET_DATA", raising=False)
+    typo = tmp_path / "dtaa"
+    if way == "KRNET_DATA":
+        monkeypatch.setenv(way, str(typo))
+    with pytest.raises(DataError, match=f"dtaa: no such folder, given as .*{way.split('_')[-1]}"):
+        data.load("cifar100", typo if way == "data_dir" else None)
+    assert not typo.exists()
 
 
 def test_without_download_the_error_says_where_files_were_expected(archive, tmp_path):
@@ -300,6 +313,7 @@ def test_a_damaged_archive_is_refused_without_and_replaced_with_download(archive
 
 
 def test_a_download_of_other_bytes_is_refused(archive, tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
     monkeypatch.setattr(cifar, "MD5", "0" * 32)
     with pytest.raises(DataError, match="cannot be downloaded or unpacked") as caught:
         data.load("cifar100", tmp_path / "data")
@@ -308,6 +322,7 @@ def test_a_download_of_other_bytes_is_refused(archive, tmp_path, monkeypatch):
 
 
 def test_a_server_out_of_reach_is_an_error_that_names_the_way_out(archive, tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
     monkeypatch.setattr(cifar, "URL", "http://127.0.0.1:9/cifar-100-python.tar.gz")
     with pytest.raises(DataError) as caught:
         data.load("cifar100", tmp_path / "data")

@@ -197,10 +197,16 @@ def test_a_budget_below_the_size_of_raw_features_is_refused_before_any_training(
         run_task(learner, task, tmp_path)
 
 
+@pytest.mark.parametrize("recorder", ["krnet", "pca", "quantized", "transform", "pq", "raw", "images", "paper"])
+def test_a_budget_of_a_byte_is_refused_before_the_base_task_is_trained(digits, tmp_path, recorder):
+    with pytest.raises(BudgetError, match=r"the budget is 1 bytes .*--budget \d+"):
+        make(digits, tmp_path, recorder=recorder, budget=1)
+
+
 def test_a_budget_that_a_recorder_turns_out_to_miss_is_refused_in_terms_of_the_whole(digits, tmp_path):
     settings = {**SHORT, "recorder": "quantized"}
-    with pytest.raises(BudgetError, match=r"the budget is 3000 bytes for all 192 .*another folder \(--out\)") as error:
-        run_task(make(digits, tmp_path, budget=3000, **settings), 0, tmp_path)
+    with pytest.raises(BudgetError, match=r"the budget is 4600 bytes for all 192 .*another folder \(--out\)") as error:
+        run_task(make(digits, tmp_path, budget=4600, **settings), 0, tmp_path)
     learner = make(digits, tmp_path, budget=advised(error), **settings)
     for task in range(3):
         run_task(learner, task, tmp_path)

@@ -1,6 +1,7 @@
 """The compact KRNet: under a budget, better than principal components, and read back as it was trained."""
 
 import math
+import signal
 from contextlib import contextmanager
 
 import pytest
@@ -311,3 +312,21 @@ def test_a_network_is_as_wide_as_was_found_best(channels, budget, width):
 def test_a_fit_is_long_by_default_and_short_by_the_clock():
     assert is_long(FitConfig()) and is_long(FitConfig(iterations=6000))
     assert not is_long(FitConfig(iterations=200)) and not is_long(FitConfig(time_budget=60))
+
+
+@pytest.mark.parametrize("at", [10, 20])
+@pytest.mark.parametrize("components", [0, 3])
+def test_a_fit_that_is_stopped_at_any_iteration_resumes_to_the_same_file(tmp_path, at, components):
+    """Every ten iterations the file is measured, before the step that the learning rate belongs to."""
+    features = torch.rand(60, 4, 4, 4, generator=torch.Generator().manual_seed(0))
+    options = {"recorder": "krnet", "iterations": 40, "components": components, "budget": 7_500}
+
+    def press(progress):
+        if progress.unit == "iterations" and progress.done == at:
+            signal.raise_signal(signal.SIGINT)
+
+    straight = krnet.record(features, out=tmp_path / "a.krn", **options)
+    with pytest.raises(KeyboardInterrupt):
+        krnet.record(features, out=tmp_path / "b.krn", watch=press, **options)
+    resumed = krnet.record(features, out=tmp_path / "b.krn", resume=True, **options)
+    assert resumed.nbytes == straight.nbytes and torch.equal(resumed[:], straight[:])

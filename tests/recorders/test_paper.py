@@ -300,7 +300,7 @@ def test_the_running_loss_proposes_the_end_and_all_features_decide(monkeypatch):
     def doubting(*arguments: Any) -> Fidelity:
         found = fidelity(*arguments)
         measured.append(found.r2)
-        return found if len(measured) > 1 else Fidelity(found.mse, -100.0)
+        return found if len(measured) > 1 else Fidelity(found.mse, -100.0, found.digest)
 
     monkeypatch.setattr(recorders.fit, "fidelity", doubting)
     info = krnet.record(features, stop_at_r2=-10.0, iterations=2000, **TINY).info()

@@ -10,7 +10,14 @@ from typer.testing import CliRunner
 import krnet
 from forge import rewrite_metadata
 from krnet.cli import app as cli
-from krnet.errors import InputError, NotARecordingError, SettingError, TensorShapeError
+from krnet.errors import (
+    ChecksumError,
+    InputError,
+    NotARecordingError,
+    SettingError,
+    TensorShapeError,
+    TruncatedRecordingError,
+)
 from maps import relu_maps, signed_maps
 
 
@@ -75,11 +82,51 @@ def test_float16_is_refused_where_it_would_overflow(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_features_that_take_several_readings_are_whole(monkeypatch):
+@pytest.mark.parametrize("block_bytes", [1, 100, 3 * 48, 10 * 48])  # of samples of 48 bytes
+def test_features_that_are_stored_in_blocks_are_whole(monkeypatch, tmp_path, block_bytes):
+    features, ids = torch.randn(10, 3, 4), torch.tensor([7, 1, 2, 3, 3, 0, 9])
+    whole = krnet.record(features, recorder="raw")
+    for name in ("krnet.io.stored_rows", "krnet.io.archive"):
+        monkeypatch.setattr(f"{name}.RESIDENT_BYTES", 0)
+    monkeypatch.setattr("krnet.io.stored_rows.BLOCK_BYTES", block_bytes)
+    recording = krnet.record(features, recorder="raw", out=tmp_path / "x.krn")
+    assert torch.equal(recording[:], features) and torch.equal(recording[ids], features[ids])
+    assert torch.equal(krnet.open(whole.path)[ids], features[ids])  # of one block, as older files are
+    assert krnet.verify(recording.path, features)["same_features"]
+
+
+def test_one_sample_reads_and_checks_its_own_block_alone(monkeypatch, tmp_path):
     features = torch.randn(10, 3, 4)
-    for size in (1, 3 * 48, 10 * 48):  # of a sample's 48 bytes
-        monkeypatch.setattr("krnet.recorders.raw.CHUNK_BYTES", size)
-        assert torch.equal(krnet.record(features, recorder="raw")[:], features)
+    for name in ("krnet.io.stored_rows", "krnet.io.archive"):
+        monkeypatch.setattr(f"{name}.RESIDENT_BYTES", 0)
+    monkeypatch.setattr("krnet.io.stored_rows.BLOCK_BYTES", 2 * 48)
+    path = krnet.record(features, recorder="raw", out=tmp_path / "x.krn").path
+    content = bytearray(path.read_bytes())
+    content[content.rindex(features[6].numpy().tobytes())] ^= 1
+    path.write_bytes(content)
+    recording = krnet.open(path)
+    assert torch.equal(recording[4], features[4])
+    for index in (6, 7):
+        with pytest.raises(ChecksumError):
+            recording[index]
+    content[content.rindex(features[4].numpy().tobytes()[4:]) + 4] ^= 1  # changed after its block was checked
+    path.write_bytes(content)
+    with pytest.raises(ChecksumError):
+        recording[4]
+    path.write_bytes(content[:-300])
+    with pytest.raises((TruncatedRecordingError, ChecksumError)):
+        recording[9]
+
+
+def test_a_budget_counts_the_checksums_of_the_blocks(monkeypatch, tmp_path):
+    for name in ("krnet.io.stored_rows", "krnet.io.archive"):
+        monkeypatch.setattr(f"{name}.RESIDENT_BYTES", 0)
+    monkeypatch.setattr("krnet.io.stored_rows.BLOCK_BYTES", 48)
+    features = torch.randn(200, 3, 4)
+    size = krnet.record(features, recorder="raw", dtype="float32").nbytes
+    for budget in (size - 1, size, size + 500, size + 3000):
+        made = krnet.record(features, recorder="raw", budget=budget)
+        assert made.nbytes <= budget
 
 
 # ------------------------------------------------------------------ what it says of itself

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from krnet import data
 from krnet.errors import ResumeError
 from krnet.features.sampler import BatchOrder
+from krnet.io import archive
 from krnet.train.classifier import Descent, Group, ImageBatches, Images, Saving, Schedule
 
 CPU = torch.device("cpu")
@@ -245,7 +246,7 @@ def test_a_network_laid_out_as_gpus_convolve_goes_on_with_momenta_laid_out_alike
 
 
 def test_without_resume_a_checkpoint_is_not_looked_at(tmp_path):
-    (tmp_path / "x.partial").write_bytes(b"of some other run")
+    archive.write(tmp_path / "x.partial", {}, {"kind": "checkpoint", "fingerprint": "of some other run"})
     work = descent(network())
     work.run(Saving(tmp_path / "x.partial"), None)
     assert same(work.state(), trained())

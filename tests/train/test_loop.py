@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from krnet.errors import NonFiniteLossError, ResumeError
+from krnet.errors import KrnetWarning, NonFiniteLossError, ResumeError
 from krnet.io import archive
 from krnet.progress import Progress
 from krnet.train import loop as training
@@ -209,6 +209,15 @@ def test_a_damaged_checkpoint_is_refused_with_what_to_do(checkpoint):
     checkpoint.path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ResumeError, match="remove"):
         train(Halving(), max_iterations=9, checkpoint=checkpoint, resume=True)
+
+
+def test_another_number_of_threads_is_said_and_does_not_stop_the_run(checkpoint, monkeypatch, recwarn):
+    checkpoint.save(Halving(), 5, 1.0, [])
+    train(Halving(), max_iterations=9, checkpoint=checkpoint, resume=True)
+    assert not recwarn.list
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    with pytest.warns(KrnetWarning, match="this process has 77.*OMP_NUM_THREADS="):
+        assert train(Halving(), max_iterations=9, checkpoint=checkpoint, resume=True).iterations == 9
 
 
 def test_another_file_in_the_place_of_the_checkpoint_is_refused(checkpoint):

@@ -40,6 +40,7 @@ def replay(recording: Recording) -> None:
     assert_type(recording.labels, Tensor | None)
     assert_type(recording.shape, tuple[int, ...])
     assert_type((len(recording), recording.nbytes, recording.r2), tuple[int, int, float])
+    assert_type(recording.max_bytes, int | None)
     assert_type((recording.recorder, recording.fingerprint, recording.precision), tuple[str, str, str])
     assert_type(recording.path, Path)
     assert_type(recording.device, torch.device)

@@ -35,11 +35,13 @@ from krnet.features.stats import FeatureStats, scan
 from krnet.io import archive, ledger
 from krnet.io.atomic import AnyPath, read_json, write_json
 from krnet.io.header import digest
+from krnet.io.overlap import CHECKPOINT_ENDING, refuse_overlap
 from krnet.nn.fingerprint import fingerprint
 from krnet.nn.loaded import HEAD_BATCH, LoadedHead, LoadedTrunk, read_head, read_trunk
 from krnet.progress import Watch, announcing
 from krnet.recorders import base
 from krnet.recorders.base import check_names
+from krnet.train.loop import remove_checkpoint
 
 BUDGETS = (3_000_000, 6_500_000, 12_000_000, 24_000_000)  # bytes; the help of `krnet bench rate` names them too
 POINTS_FOLDER, RATE_FILE, PICTURE_FILE, FEATURES_FILE = "points", "rate.json", "rate.png", "features.json"
@@ -112,7 +114,8 @@ class Bench:
             extra |= self.image_inputs.options
         saved = _read_json(json_path)
         if saved.get("fitted_with") != fitted_with:
-            for old_path in (path, path.with_name(path.name + ".ckpt"), json_path):
+            remove_checkpoint(path.with_name(path.name + CHECKPOINT_ENDING))
+            for old_path in (path, json_path):
                 old_path.unlink(missing_ok=True)
             saved = {"fitted_with": fitted_with}
             write_json(json_path, saved)  # before the fit: a later run can tell which settings a checkpoint is for
@@ -239,6 +242,7 @@ def bench(
     if not all_series or not budgets_bytes:
         raise SettingError("no recorder or no budget; expected at least one of each")
     torch_device, folder = pick_device(device), Path(out)
+    refuse_overlap("bench rate", [folder], [features, labels, head, images, trunk])
     source = open_features(features, key=key)
     label_tensor = check_labels(labels, len(source))
     if head is not None and label_tensor is None:

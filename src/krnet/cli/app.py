@@ -5,13 +5,20 @@
     reproduce, report                                 reproduce.py, report.py
 
 A command parses its options, calls the library, and prints: results on stdout, progress and messages on stderr.
-Exit codes: 0 done; 1 refused, with `error: ...` on stderr; 2 wrong usage; 130 stopped with Ctrl-C.
+Exit codes: 0 done; 1 refused, with `error: ...` on stderr; 2 wrong usage; 130 stopped with Ctrl-C, 143 by SIGTERM, 129
+by SIGHUP. What is done is saved in all three cases.
 Commands import torch inside the function, so that `--help` does not wait for it.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
@@ -26,9 +33,12 @@ from krnet.cli.output import say
 from krnet.cli.record import info, plan, record, replay, verify
 from krnet.cli.report import report
 from krnet.cli.reproduce import reproduce
-from krnet.errors import KrnetError
+from krnet.cli.signals import stopping_like_ctrl_c
+from krnet.errors import KrnetError, KrnetWarning
 from krnet.io.ledger import package_version
 
+CTRL_C_CODE = 130  # with which a command ends that has been stopped
+STOP_CODES = (129, CTRL_C_CODE, 143)
 LAST = ("bench", "reproduce", "report")  # typer lists a group of commands, such as bench, behind all others
 
 
@@ -40,6 +50,19 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Print a refusal as `error: ...` without a traceback, and exit with code 1."""
+        _refuse_empty_output(ctx.args)
+        with stopping_like_ctrl_c() as stop, _plain_warnings():
+            try:
+                return self._invoke(ctx)
+            except KeyboardInterrupt:
+                say("stopped")
+                raise typer.Exit(stop.exit_code) from None
+            except typer.Exit as end:
+                if end.exit_code != CTRL_C_CODE:
+                    raise
+                raise typer.Exit(stop.exit_code) from None
+
+    def _invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except BrokenPipeError:  # the reader of stdout has closed it, as `head` does: no error message
@@ -48,6 +71,29 @@ class Commands(TyperGroup):
             command = self.get_command(ctx, ctx.invoked_subcommand or "")
             say(f"error: {_with_option_name(str(error), command)}")
             raise typer.Exit(1) from error
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Print warnings of krnet as messages, without the line of code that they come from."""
+    with warnings.catch_warnings():
+        show_others = warnings.showwarning
+
+        def show(message: Any, category: Any, *where: Any, **more: Any) -> None:
+            if issubclass(category, KrnetWarning):
+                say(f"warning: {message}")
+            else:
+                show_others(message, category, *where, **more)
+
+        warnings.showwarning = show
+        yield
+
+
+def _refuse_empty_output(words: Sequence[str]) -> None:
+    """Refuse -o '': as a path it would be the current folder."""
+    for option, value in pairwise([*words, "end"]):
+        if option == "--out=" or (option in ("-o", "--out") and not value):
+            raise typer.BadParameter("its value is empty; expected a name", param_hint="'--out'")
 
 
 def _with_option_name(message: str, command: Any) -> str:
@@ -66,7 +112,20 @@ app = typer.Typer(
 def main() -> None:
     # Let waiting threads sleep: threads that spin slow down every other busy process on the machine, and this one.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    app(prog_name="krnet")
+    try:
+        app(prog_name="krnet")
+    except SystemExit as end:
+        if end.code in STOP_CODES:
+            _end_now(end.code)
+        raise
+
+
+def _end_now(code: int) -> None:
+    """End with this code. Python itself would report SIGINT where a stop came within code made from a string."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _show_version(asked: bool) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from krnet.cli import output
-from krnet.cli.options import Device, FeaturesFile, Json, Key, Quiet, Set, fit_option, merge, option
+from krnet.cli.options import Device, FeaturesFile, Json, Key, MaxBytes, Quiet, Set, fit_option, merge, option
 from krnet.cli.output import say
 from krnet.config import parse_duration, parse_size
 
@@ -51,6 +51,7 @@ def append(
     time_budget: Annotated[
         Any, fit_option("time_budget", "as FILE.krn", parser=option(parse_duration), metavar="SECONDS|10m|1h30m")
     ] = None,
+    max_bytes: MaxBytes = None,
     device: Device = None,
     settings: Set = None,
     as_json: Json = False,
@@ -69,7 +70,7 @@ def append(
     from krnet.cli.progress import Display
 
     given = merge(settings or [], iterations=iterations, time_budget=time_budget)
-    recording = api.open(path, device)
+    recording = api.open(path, device, max_bytes=max_bytes)
     try:
         with Display(quiet) as display:
             grown = recording.append(features, labels, out=out, budget=budget, key=key, watch=display, **given)

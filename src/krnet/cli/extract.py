@@ -124,12 +124,16 @@ def extract(
     from krnet.data import load
     from krnet.data.augment import centre
     from krnet.data.dataset import Split
+    from krnet.data.registry import folders_of
     from krnet.device import pick_device
     from krnet.features.extract import extract as run
     from krnet.features.feature_file import partial_path, read_work
     from krnet.features.source import has_labels, open_features
+    from krnet.io.overlap import refuse_overlap
     from krnet.nn.loaded import read_trunk
 
+    folders = [] if data is None else folders_of(data, data_dir)
+    refuse_overlap("extract", [out], [images, labels, trunk, *folders])
     try:
         with Display(quiet) as display:
             display.phase("reading the images")

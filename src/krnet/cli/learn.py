@@ -229,7 +229,9 @@ def learn(
     from krnet import many_runs, task_loop
     from krnet.cli.progress import Display, TensorBoardLog, several
     from krnet.data import protocol
+    from krnet.data.registry import folders_of
     from krnet.io import ledger
+    from krnet.io.overlap import refuse_overlap
     from krnet.learners import base
     from krnet.learners.scores import summarize
     from krnet.learners.settings import settings_of
@@ -269,6 +271,9 @@ def learn(
     given = merge(settings or [], **options)
     if epochs is not None:
         given.setdefault("base_epochs", epochs)
+    sources = [*folders_of(data, data_dir), *([base_task] if base_task and Path(base_task).exists() else [])]
+    if out is not None:
+        refuse_overlap("learn", [out], sources)
     with Display(quiet) as display:
         display.phase("reading the images")
         images = data_sets.load(
@@ -286,6 +291,7 @@ def learn(
         name = f"{'-'.join(chosen) if len(chosen) < 4 else 'several'}-{images.name}-{split.num_tasks - 1}"
         name += "" if is_product else f"-{split.order_name}-{seed}"  # a seed may be added to a product
         folder = out or Path("runs") / name.replace("/", "_")
+        refuse_overlap("learn", [folder], sources)
         watch = several(display, TensorBoardLog(folder / "tensorboard"))
         common: dict[str, Any] = {"seed": seed, "device": device, "resume": resume, "watch": watch}
 

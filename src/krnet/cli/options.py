@@ -9,7 +9,7 @@ The parsers are in krnet.config. Nothing here imports torch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -117,6 +117,15 @@ FeaturesFile = Annotated[
     Path,
     typer.Argument(
         metavar="FEATURES", help="Feature maps (N, ...) as .npy .npz .safetensors .h5 .zarr.", show_default=False
+    ),
+]
+MaxBytes = Annotated[
+    Any,
+    typer.Option(
+        parser=option(partial(parse_size, name="max_bytes")),
+        metavar="2GB|BYTES",
+        help="Memory that FILE.krn may ask for; a file that asks for more is refused before it gets any.",
+        show_default="512MB, or 512 times its size",
     ),
 ]
 RecordingFile = Annotated[Path, typer.Argument(metavar="FILE.krn", help="Recording to read.", show_default=False)]

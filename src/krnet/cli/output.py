@@ -11,11 +11,12 @@ Sizes are printed in MB of 10^6 bytes, with the exact number of bytes beside the
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from krnet.config import format_size, series_name, settings_text
+from krnet.config import format_size, plain_text, series_name, settings_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,13 +28,13 @@ FROM_FEATURES = ("channels", "height", "width", "vector", "groups")  # settings 
 
 def say(text: str) -> None:
     """Print a message on stderr: stdout holds results only."""
-    print(text, file=sys.stderr, flush=True)
+    print(plain_text(text), file=sys.stderr, flush=True)
 
 
 def show(result: Mapping[str, Any], rows: Rows, as_json: bool) -> None:
     """Print `result` as JSON, or `rows` as a table of two columns."""
     if as_json:
-        print(json.dumps(result))
+        show_json(result)
         return
     from rich.console import Console
     from rich.table import Table
@@ -41,14 +42,23 @@ def show(result: Mapping[str, Any], rows: Rows, as_json: bool) -> None:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, text in rows:
-        table.add_row(name, text)
+    for row in rows:
+        table.add_row(*map(plain_text, row))
     # Without a terminal rich wraps at 80 columns, which would break paths.
     _print_table(table, Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False))
 
 
 def show_json(value: Any) -> None:
-    print(json.dumps(value))
+    """Print one JSON value. JSON has no NaN and no infinity: they become null."""
+    print(json.dumps(_finite(value), allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def show_runs(runs: Sequence[Mapping[str, Any]]) -> None:
@@ -64,7 +74,7 @@ def show_runs(runs: Sequence[Mapping[str, Any]]) -> None:
     title = f"{first['data']}, classes {tasks}, order {first['order']} ({first['order_hash']}), seed {first['seed']}"
     if first.get("validation"):
         title += f"\njudged on {first['validation']} held-out training images a class"
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table = Table(title=plain_text(title), title_justify="left", box=None, padding=(0, 2, 0, 0))
     table.add_column("method")
     for task in range(len(first["tasks"])):
         table.add_column(f"task {task}" if task else "base", justify="right")
@@ -74,7 +84,7 @@ def show_runs(runs: Sequence[Mapping[str, Any]]) -> None:
         for row, scores in (run.get("rows") or {run["row"]: run}).items():
             name = run["method"] if len(run.get("rows") or {}) < 2 else f"{run['method']} ({row})"
             table.add_row(
-                name,
+                plain_text(name),
                 *[percent(value) for value in scores["accuracy"]],
                 *[percent(scores[key]) for key in ("average", "average_without_base", "forgetting")],
                 short_size(run["storage_bytes"]["total"]),
@@ -108,7 +118,7 @@ def show_summary(runs: Sequence[Mapping[str, Any]], summary: Sequence[Mapping[st
         title += f"\njudged on {first['validation']} held-out training images a class"
     if len(orders) * len(seeds) > 1:
         title += "\nmean ± standard deviation (n - 1) over the runs of a method"
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table = Table(title=plain_text(title), title_justify="left", box=None, padding=(0, 2, 0, 0))
     table.add_column("method")
     for name in ("runs", "last", "average", "without base", "forgetting", "stored", "network", "seconds"):
         table.add_column(name, justify="right")
@@ -330,7 +340,7 @@ def show_rate(result: Mapping[str, Any]) -> None:
     accuracy = result["real_accuracy"]
     real = "" if accuracy is None else f"; the head gets {100 * accuracy:.2f} % of the real features right"
     title = f"{result['features']}: {result['num_samples']:,} samples, {format_size(result['feature_bytes'])}{real}"
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table = Table(title=plain_text(title), title_justify="left", box=None, padding=(0, 2, 0, 0))
     table.add_column("recorder")
     for name in ("budget", "file MB", "bytes/sample", "bits/value", "R2", "replay %", "fit s", "replays/s"):
         table.add_column(name, justify="right")

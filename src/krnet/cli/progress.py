@@ -1,9 +1,9 @@
 """Show progress on stderr: a live bar on a terminal or in a notebook, elsewhere a line every few seconds.
 
-    krnet.record(..., watch=krnet.show_progress)
+krnet.record(..., watch=krnet.show_progress)
 
-    with Display(quiet) as display:
-        krnet.learn(..., watch=several(display, TensorBoardLog(DIR / "tensorboard")))
+with Display(quiet) as display:
+    krnet.learn(..., watch=several(display, TensorBoardLog(DIR / "tensorboard")))
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
+from krnet.config import plain_text
 from krnet.progress import Progress, Watch
 
 LINE_EVERY_S = 5.0  # seconds between two lines where there is no bar
@@ -84,6 +85,7 @@ class Display:
         return "  ".join(part for part in parts if part)
 
     def _show(self, name: str, share: float | None, text: str, now: bool) -> None:
+        name, text = plain_text(name), plain_text(text)
         if self._quiet:
             return
         if self._last_line_s is None:
@@ -205,8 +207,9 @@ class TensorBoardLog:
     def __call__(self, progress: Progress) -> None:
         if self.writer is None:  # not in __init__: a run that is refused or already finished writes no logs
             try:
+                str(self.folder).encode()
                 from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
+            except (ImportError, UnicodeEncodeError):  # it writes to no folder whose name is not UTF-8
                 return
             self.writer = SummaryWriter(str(self.folder))  # type: ignore[no-untyped-call]
         after_task = progress.unit == "tasks"

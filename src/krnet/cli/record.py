@@ -22,6 +22,7 @@ from krnet.cli.options import (
     Json,
     Key,
     ListSettings,
+    MaxBytes,
     Preset,
     Quiet,
     RecorderName,
@@ -182,6 +183,7 @@ def record(
     """
     from krnet import api, catalog
     from krnet.cli.progress import Display
+    from krnet.io.overlap import refuse_overlap
     from krnet.recorders.base import default_recorder, get_recorder
 
     if list_all:
@@ -200,6 +202,7 @@ def record(
         device=device,
     )
     _check_setting_names(given)
+    refuse_overlap("record", [out], [features, labels, images, trunk, start])
     was_finished = resume and out.exists()
     checkpoint = out.with_name(out.name + ".ckpt")
     old_write_time = _write_time_ns(checkpoint)
@@ -258,7 +261,7 @@ def _write_time_ns(path: Path) -> int | None:
     return path.stat().st_mtime_ns if path.exists() else None
 
 
-def info(path: RecordingFile, as_json: Json = False) -> None:
+def info(path: RecordingFile, max_bytes: MaxBytes = None, as_json: Json = False) -> None:
     """Writes nothing; prints on stdout what a recording holds, its size and its error.
 
     Only the header is read; `krnet verify` checks the whole file.
@@ -269,7 +272,7 @@ def info(path: RecordingFile, as_json: Json = False) -> None:
     """
     from krnet import api
 
-    summary = {"path": str(path), **api.open(path).info()}
+    summary = {"path": str(path), **api.open(path, max_bytes=max_bytes).info()}
     output.show(summary, output.info_rows(summary), as_json)
 
 
@@ -286,6 +289,7 @@ def verify(
     ] = None,
     key: Key = None,
     trunk: Trunk = None,
+    max_bytes: MaxBytes = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
@@ -300,7 +304,8 @@ def verify(
     """
     from krnet import api
 
-    report = api.verify(path, against, device=device, key=key, trunk=_read_trunk(trunk, device))
+    network = _read_trunk(trunk, device)
+    report = api.verify(path, against, device=device, key=key, trunk=network, max_bytes=max_bytes)
     output.show(report, output.verify_rows(report), as_json)
 
 
@@ -333,6 +338,7 @@ def replay(
         str, typer.Option(metavar="exact|fast", help="exact: fp32. fast: bf16 on a GPU; on a CPU the same as exact.")
     ] = "exact",
     trunk: Trunk = None,
+    max_bytes: MaxBytes = None,
     device: Device = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -345,8 +351,10 @@ def replay(
     """
     from krnet import api, export
     from krnet.cli.progress import Display
+    from krnet.io.overlap import refuse_overlap
 
-    recording = api.open(path, device, precision, trunk=_read_trunk(trunk, device))
+    refuse_overlap("replay", [out, labels_out], [path, trunk, ids if isinstance(ids, Path) else None])
+    recording = api.open(path, device, precision, trunk=_read_trunk(trunk, device), max_bytes=max_bytes)
     chosen_ids = export.choose_ids(recording, ids)
     with Display(quiet) as display:
         num_bytes = export.write_replays(

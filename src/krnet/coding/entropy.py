@@ -229,13 +229,12 @@ class Tables:
         words = np.frombuffer(stream + bytes(-len(stream) % 4), "<u4").astype(np.uint32)
         coder = constriction.stream.stack.AnsCoder(words)
         index = np.zeros((num_rows, len(self.column)), self.index_dtype)
-        decoded = [coder.decode(model, (high - low) * num_rows) for low, high, model in parts]
+        for low, high, model in parts:
+            index[:, order[low:high]] = coder.decode(model, (high - low) * num_rows).reshape(-1, num_rows).T
         if not coder.is_empty():  # an undamaged stream is used up exactly; most damage shows here
             raise NotARecordingError(
                 f"a block of {len(stream)} bytes goes on after its {num_rows} rows: not what was encoded. {RESTORE}"
             )
-        if decoded:
-            index[:, order] = np.concatenate(decoded).reshape(len(order), num_rows).T
         return index
 
 

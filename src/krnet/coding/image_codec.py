@@ -12,7 +12,7 @@ import io
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +22,15 @@ from krnet.config import check_choice, check_int, require
 from krnet.errors import NotARecordingError
 
 E = TypeVar("E", bound="EncodedImages")
+
+
+class Stream(Protocol):
+    """Bytes that are read in parts: `bytes` themselves, or those of a file."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, part: slice, /) -> bytes: ...
+
+
 CODECS = ("jpeg", "webp", "webp-lossless", "png")
 LOSSLESS = ("webp-lossless", "png")
 SUBSAMPLINGS = (420, 444)
@@ -133,6 +142,10 @@ def common_prefix(contents: Sequence[bytes]) -> bytes:
     return first[:length]
 
 
+def length_tensor(lengths: np.ndarray) -> Tensor:
+    return torch.from_numpy(lengths.astype(np.uint16 if lengths.max(initial=0) < 2**16 else np.uint32))
+
+
 def as_tensor(content: bytes) -> Tensor:
     return torch.from_numpy(np.frombuffer(content, np.uint8).copy())
 
@@ -141,7 +154,7 @@ def as_tensor(content: bytes) -> Tensor:
 class EncodedImages:
     """Encoded images, one after the other; the prefix that all of them share is stored once."""
 
-    stream: bytes
+    stream: Stream
     ends: np.ndarray
     """(N,) int64: where each image ends in the stream."""
     prefix: bytes
@@ -158,9 +171,15 @@ class EncodedImages:
     def from_tensors(cls: type[E], tensors: Mapping[str, Tensor], config: Any, shape: tuple[int, int, int]) -> E:
         """The inverse of `tensors`."""
         lengths = tensors["lengths"].cpu()
+        stream, prefix = (tensors[name].cpu().numpy().tobytes() for name in ("stream", "start"))
+        return cls.from_stream(stream, lengths, prefix, config, shape)
+
+    @classmethod
+    def from_stream(
+        cls: type[E], stream: Stream, lengths: Tensor, prefix: bytes, config: Any, shape: tuple[int, int, int]
+    ) -> E:
         if lengths.dtype not in LENGTH_TYPES:
             raise NotARecordingError(f"tensor 'lengths' is {lengths.dtype}; expected uint16 or uint32. Record again")
-        stream, prefix = (tensors[name].cpu().numpy().tobytes() for name in ("stream", "start"))
         ends = np.cumsum(lengths.numpy().astype(np.int64))
         total = int(ends[-1]) if len(ends) else 0
         if total != len(stream):
@@ -168,11 +187,11 @@ class EncodedImages:
         return cls(stream, ends, prefix, config, shape)
 
     def tensors(self) -> dict[str, Tensor]:
-        lengths = np.diff(self.ends, prepend=0)
-        lengths = lengths.astype(np.uint16 if lengths.max(initial=0) < 2**16 else np.uint32)
         return {
-            "lengths": torch.from_numpy(lengths), "stream": as_tensor(self.stream), "start": as_tensor(self.prefix)
-        }  # fmt: skip
+            "lengths": length_tensor(np.diff(self.ends, prepend=0)),
+            "stream": as_tensor(self.stream[:]),
+            "start": as_tensor(self.prefix),
+        }
 
     def __len__(self) -> int:
         return len(self.ends)

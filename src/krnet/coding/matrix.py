@@ -34,9 +34,12 @@ from krnet.errors import SettingError, TensorShapeError
 from krnet.io.archive import TensorStore
 
 CHUNK_BYTES = 16 << 20  # numbers read at once while fitting
+READ_BYTES = 4 << 20  # numbers decoded at once while a whole matrix is read
 CACHE_BYTES = 2 << 30  # the largest matrix of decoded symbols that a reader keeps in memory
+FREE_CACHE_BYTES, CACHE_FACTOR = 256 << 20, 512  # and how much larger it may be than its stream
 MAX_BLOCK = 256  # rows per block: bounds the cost of reading one row
 GROUPING_ROWS = 4096  # rows whose histograms decide which columns share a table
+LENGTH_TYPES = (torch.uint16, torch.uint32)  # of the bytes of a block
 CENTROID = 127  # centroids are stored as int8, in units of step / 127
 CODED_TENSORS = ("stream", "lengths", "column", "first", "sizes", "weights", "centroids")
 
@@ -249,6 +252,8 @@ class CodedMatrix:
 
         def get(name: str, dtype: torch.dtype | None, *shape: int) -> np.ndarray:
             found = store.tensor(prefix + name, shape=shape or None, dtype=dtype)
+            if dtype is None and found.dtype not in LENGTH_TYPES:
+                raise TensorShapeError(f"tensor {prefix + name!r} is {found.dtype}; expected uint16 or uint32")
             if found.dim() != 1:
                 raise TensorShapeError(
                     f"tensor {prefix + name!r} has shape {list(found.shape)}; expected one dimension"
@@ -259,15 +264,17 @@ class CodedMatrix:
         first, sizes = get("first", torch.int16), get("sizes", torch.uint16)
         tables = Tables(column, first, sizes, get("weights", torch.uint16))
         lengths = get("lengths", None, -(-num_rows // block_size))
-        if lengths.dtype not in (np.uint16, np.uint32):
-            raise TensorShapeError(f"tensor '{prefix}lengths' is {lengths.dtype}; expected uint16 or uint32")
         blocks = Blocks(tables, get("stream", torch.uint8), lengths, num_rows, block_size)
         blocks.check()
         return cls(blocks, get("centroids", torch.int8, len(tables.weights)))
 
 
 class MatrixReader:
-    """Reads rows of a coded matrix. Decoded symbols are cached if the whole matrix of them fits in CACHE_BYTES."""
+    """Reads rows of a coded matrix.
+
+    If the whole matrix of decoded symbols is small enough, those of a block are kept when it is read again. A stream of
+    few bytes that claims to hold a large matrix gets no cache: each read decodes its blocks again.
+    """
 
     def __init__(self, coded: CodedMatrix, config: CodedConfig, device: torch.device):
         self.coded, self.blocks, self.config, self.device = coded, coded.blocks, config, device
@@ -278,8 +285,10 @@ class MatrixReader:
         self.values = torch.from_numpy(positions * config.step).float().to(device)  # (symbols of all tables,)
         self.starts = torch.from_numpy(tables.starts[tables.column]).int().to(device)  # (columns,)
         shape = coded.blocks.num_rows, len(tables.column)
-        fits = math.prod(shape) * np.dtype(tables.index_dtype).itemsize <= CACHE_BYTES
-        self.is_cached = np.zeros(len(coded.blocks.lengths), bool)  # (blocks,)
+        cache_bytes = min(CACHE_BYTES, max(FREE_CACHE_BYTES, CACHE_FACTOR * len(self.blocks.stream)))
+        fits = math.prod(shape) * np.dtype(tables.index_dtype).itemsize <= cache_bytes
+        self.was_read = np.zeros(len(coded.blocks.lengths), bool)  # (blocks,)
+        self.is_cached = np.zeros_like(self.was_read)
         # The system gives memory to a page of it when that is first written.
         self.cache = np.empty(shape, tables.index_dtype) if fits else None
 
@@ -287,6 +296,15 @@ class MatrixReader:
         """rows (n,) int64 -> numbers (n, columns) on the device."""
         index = torch.from_numpy(self._index(rows.numpy())).to(self.device)
         return self.values[index.int() + self.starts]
+
+    def read_all(self) -> Iterator[tuple[slice, Tensor]]:
+        """All rows, some blocks at a time: where they are, and their numbers (n, columns). Nothing is cached."""
+        size, num_blocks = self.blocks.block_size, len(self.blocks.lengths)
+        step = max(1, READ_BYTES // (4 * size * max(1, len(self.starts))))
+        for first in range(0, num_blocks, step):
+            parts = [self.blocks.read(block) for block in range(first, min(first + step, num_blocks))]
+            index = torch.from_numpy(np.concatenate(parts)).to(self.device)
+            yield slice(first * size, first * size + len(index)), self.values[index.int() + self.starts]
 
     def dequantize(self, numbers: Tensor) -> Tensor:
         """Any numbers (n, columns) on the device, quantised and decoded as those of the matrix are.
@@ -307,13 +325,24 @@ class MatrixReader:
     def _index(self, rows: np.ndarray) -> np.ndarray:
         """rows (n,) -> (n, columns): the index of each symbol in its table."""
         size = self.blocks.block_size
+        if not len(rows):
+            return np.empty((0, len(self.starts)), self.blocks.tables.index_dtype)
         blocks, place = np.unique(rows // size, return_inverse=True)
-        if self.cache is None:
-            if not len(rows):
-                return np.empty((0, len(self.starts)), self.blocks.tables.index_dtype)
-            # Only the last block may be shorter than `size`, and np.unique puts it last.
-            return np.concatenate([self.blocks.read(block) for block in blocks])[place * size + rows % size]
-        for block in blocks[~self.is_cached[blocks]]:
-            self.cache[block * size : (block + 1) * size] = self.blocks.read(block)
-            self.is_cached[block] = True
-        return self.cache[rows]
+        if self.cache is not None:
+            # A pass over all rows, as it measures the error, reads each block once: that alone fills no memory.
+            for block in blocks[self.was_read[blocks] & ~self.is_cached[blocks]]:
+                self.cache[block * size : (block + 1) * size] = self.blocks.read(block)
+                self.is_cached[block] = True
+            self.was_read[blocks] = True
+            if self.is_cached[blocks].all():
+                return self.cache[rows]
+        found = np.empty((len(rows), len(self.starts)), self.blocks.tables.index_dtype)
+        for number, block in enumerate(blocks):  # one at a time: a block may be larger than all rows together
+            found[place == number] = self._block(block)[rows[place == number] % size]
+        return found
+
+    def _block(self, block: int) -> np.ndarray:
+        size = self.blocks.block_size
+        if self.cache is None or not self.is_cached[block]:
+            return self.blocks.read(block)
+        return self.cache[block * size : (block + 1) * size]

@@ -168,7 +168,8 @@ def unpack(
             if name in num_scales
             else plan[name].step
         )
-        weights[name] = torch.from_numpy(values + np.int32(tables.first[table])).view(shape).float() * scale
+        values += np.int32(tables.first[table])  # in place, as below: a forged file may ask for large tensors
+        weights[name] = torch.from_numpy(values).view(shape).float().mul_(scale)
     if not coder.is_empty():  # an undamaged stream is used up exactly; most damage shows here
         raise NotARecordingError(f"the weights' stream of {len(stream)} bytes goes on after its last weight. {RESTORE}")
     return weights

@@ -10,7 +10,9 @@ files need, and replaces each by a class or function of this module. numpy is ca
 
 from __future__ import annotations
 
+import io
 import pickle
+import pickletools
 import shutil
 import tarfile
 import textwrap
@@ -33,6 +35,7 @@ NUM_CLASSES = 100
 URL = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"
 MD5 = "eb9058c3a382ffc7106e4002c42a8d85"
 RESTORE = f"Take the file from the official archive again: {URL}"
+MAX_FILE_BYTES = 1 << 30
 
 Part = tuple[Tensor, Tensor]  # images, labels
 
@@ -172,12 +175,6 @@ def _from_buffer(content: Any, dtype: Any, shape: Any, order: Any, *_: Any) -> P
     return array
 
 
-def _encode(text: Any, encoding: Any) -> bytes:
-    if encoding != "latin1":
-        raise pickle.UnpicklingError(f"bytes in the encoding {encoding!r}")
-    return str.encode(text, "latin1")
-
-
 _ALLOWED_NAMES: dict[str, Any] = {
     "numpy.ndarray": "ndarray",
     "numpy.dtype": _make_type,
@@ -186,22 +183,46 @@ _ALLOWED_NAMES: dict[str, Any] = {
     "numpy._core.multiarray._reconstruct": _reconstruct,
     "numpy.core.numeric._frombuffer": _from_buffer,
     "numpy._core.numeric._frombuffer": _from_buffer,
-    "_codecs.encode": _encode,  # Python 3 writes bytes this way for Python 2
 }
 
 
 class _ArrayUnpickler(pickle.Unpickler):
+    def __init__(self, content: bytes):
+        super().__init__(io.BytesIO(content), encoding="bytes")
+        self.num_encodable = len(content)
+
+    def encode(self, text: Any, encoding: Any) -> bytes:
+        """Python 3 writes bytes for Python 2 as a text and this call; one text may be encoded often."""
+        if encoding != "latin1":
+            raise pickle.UnpicklingError(f"bytes in the encoding {encoding!r}")
+        self.num_encodable -= len(text)
+        if self.num_encodable < 0:
+            raise pickle.UnpicklingError("more bytes than the file has")
+        return str.encode(text, "latin1")
+
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("_codecs", "encode"):
+            return self.encode
         if f"{module}.{name}" not in _ALLOWED_NAMES:
             raise UnsafePickleError(f"asks for {module}.{name}")
         return _ALLOWED_NAMES[f"{module}.{name}"]
 
 
+def _check_sizes(content: bytes) -> None:
+    """Refuse a pickle that asks for more memory than it has bytes: the unpickler allocates before it reads."""
+    for code, value, _ in pickletools.genops(content):  # which refuses texts that are longer than what follows
+        if code.name in ("PUT", "BINPUT", "LONG_BINPUT") and not 0 <= (value or 0) <= len(content):
+            raise ValueError(f"object number {value} of {len(content)} bytes")
+
+
 def _read_pickle(path: Path) -> dict[str, Any]:
     """Load a dict of plain values and PickledArrays; anything else in the file raises an error."""
     try:
-        with path.open("rb") as file:
-            record = _ArrayUnpickler(file, encoding="bytes").load()
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ValueError(f"{path.stat().st_size} bytes; the largest of the archive has 155 MB")
+        content = path.read_bytes()
+        _check_sizes(content)
+        record = _ArrayUnpickler(content).load()
     except UnsafePickleError as error:
         raise UnsafePickleError(
             f"{path}: {error}; expected nothing but arrays and plain values, so it was not loaded. Delete it. {RESTORE}"

@@ -11,8 +11,11 @@ RGB copies in the user's cache folder. Later runs memory-map these copies, so me
 from __future__ import annotations
 
 import hashlib
+import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,7 @@ import torch
 from numpy.lib.format import open_memmap, write_array_header_1_0
 from torch import Tensor
 
-from krnet.config import check_int, require
+from krnet.config import check_int, format_size, readable_name, require
 from krnet.data.dataset import DataSet, Split, channel_stats
 from krnet.errors import DataError
 from krnet.io.atomic import atomic_write
@@ -31,6 +34,10 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".webp", ".ti
 MAX_DEFAULT_SIZE_PX = 256  # load_folder crops 224 of 256 pixels, the input size of networks for large images
 CHUNK_IMAGES = 256  # images that are decoded before they are written
 COPY_VERSION = 1  # raise it when copies are made in another way: all are then made again
+PIXEL_BYTES = 7  # of an image while it is converted to RGB: up to four as it was, and three
+FREE_IMAGE_BYTES, IMAGE_FACTOR = 128 << 20, 512  # a decoded image takes at most this, or this many times its file
+LARGE_BYTES = 16 << 20  # images beyond this size are decoded one at a time
+_ONE_LARGE = threading.Lock()
 
 Files = dict[str, list[Path]]  # class name -> its image files
 
@@ -88,7 +95,10 @@ def list_classes(folder: Path) -> Files:
                 raise DataError(
                     f"{class_folder}: no images in it; expected at least one, as {', '.join(IMAGE_SUFFIXES)}"
                 )
-            found[class_folder.name] = sorted(files)
+            name = readable_name(class_folder.name)
+            if name in found:
+                raise DataError(f"{folder}: two folders mean the class {name}; rename one")
+            found[name] = sorted(files)
     if not found:
         raise DataError(f"{folder}: no folders in it; expected one per class")
     return found
@@ -102,11 +112,11 @@ def list_annotated(folder: Path) -> Files:
     listing, images = folder / "val_annotations.txt", folder / "images"
     found: Files = {}
     if listing.is_file() and images.is_dir():
-        for number, line in enumerate(listing.read_text().splitlines(), 1):
+        for number, line in enumerate(listing.read_text("utf-8", "surrogateescape").splitlines(), 1):
             name, *rest = line.split("\t")
             if not rest or not (images / name).is_file():
                 raise DataError(f"{listing}, line {number}: {line!r:.99}; expected a file in images, a tab, its class")
-            found.setdefault(rest[0], []).append(images / name)
+            found.setdefault(readable_name(rest[0]), []).append(images / name)
     return {name: sorted(files) for name, files in found.items()}
 
 
@@ -128,7 +138,8 @@ def cached_copies(root: Path, files: list[Path], size: int, say: Callable[[str],
     digest = hashlib.sha256(f"{COPY_VERSION}\n".encode())
     for file in files:
         stat = file.stat()
-        digest.update(f"{file.relative_to(root).as_posix()}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
+        digest.update(os.fsencode(file.relative_to(root).as_posix()))
+        digest.update(f"\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
     name = f"{root.resolve().parent.name}-{root.name}-{size}px-{digest.hexdigest()[:16]}.npy"
     path = cache_folder() / "images" / name
     shape = (len(files), 3, size, size)
@@ -172,9 +183,24 @@ def open_image(path: Path) -> Any:
 
     try:
         with Image.open(path) as image:
-            return image.convert("RGB")
+            num_bytes = _check_pixels(path, *image.size)  # before the pixels are decoded
+            with _ONE_LARGE if num_bytes > LARGE_BYTES else nullcontext():
+                return image.convert("RGB")
+    except DataError:
+        raise
     except Exception as error:  # a decoder can raise any exception
         raise DataError(f"{path}: cannot be read as an image ({error}). Replace or remove it") from error
+
+
+def _check_pixels(path: Path, width: int, height: int) -> int:
+    """The bytes of a decoded image; refused if they are out of all proportion to its file."""
+    num_bytes, file_bytes = PIXEL_BYTES * width * height, path.stat().st_size
+    if num_bytes > (allowed := max(FREE_IMAGE_BYTES, IMAGE_FACTOR * file_bytes)):
+        raise DataError(
+            f"{path}: {width} x {height} pixels in a file of {file_bytes} bytes would take {format_size(num_bytes)} of "
+            f"memory; expected at most {format_size(allowed)}. Remove it, or save it smaller"
+        )
+    return num_bytes
 
 
 def square_copy(path: Path, size: int) -> bytes:
@@ -204,5 +230,5 @@ def load_folder(
     size = train[0].shape[-1]
     # Padding 4 for 32 pixels, as is usual for CIFAR; a window of 224 for 256 pixels, as for ImageNet.
     pad, crop = (size // 8, None) if size <= MAX_PADDED_SIZE_PX else (0, size - size // 16 * 2)
-    name = folder.resolve().name
+    name = readable_name(folder.resolve().name)
     return DataSet(name, Split(*train), Split(*test), tuple(class_names), mean, std, pad, flip=True, crop=crop)

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from krnet.data.cifar100 import FOLDER as CIFAR_FOLDER
 from krnet.data.cifar100 import load_cifar100
 from krnet.data.dataset import DataSet
 from krnet.data.digits import load_digits
@@ -79,6 +80,12 @@ def load(
     (10, torch.Size([1442, 1, 8, 8]), [5, 0, 9, 8])
     """
     data_folder = data_dir or os.environ.get("KRNET_DATA") or None
+    if download and data_folder is not None and not Path(data_folder).is_dir():
+        # Only the default folder, the user's cache, is made: a mistyped name would hide in a new folder.
+        given = "data_dir (--data-dir)" if data_dir else "KRNET_DATA"
+        raise DataError(
+            f"{data_folder}: no such folder, given as {given}; make it, or give the folder of the data sets"
+        )
     folder = None if name in LOADERS else _find_folder(name, data_folder)
     if folder is not None:
         return load_folder(folder, image_size, choose, say)
@@ -87,6 +94,17 @@ def load(
             f"image_size and choose (--image-size, --subset) are for folders of images; leave them out for {name}"
         )
     return LOADERS[name](Path(data_folder) if data_folder else None, download, say)
+
+
+def folders_of(name: str, data_dir: AnyPath | None = None) -> list[Path]:
+    """The folders that `load` reads this data set from, as far as they are there."""
+    data_folder = data_dir or os.environ.get("KRNET_DATA") or None
+    if name not in LOADERS:
+        return [_find_folder(name, data_folder)]
+    if data_folder is None:
+        return []
+    found = Path(data_folder)
+    return [found / CIFAR_FOLDER] if name == "cifar100" else [found]
 
 
 def _find_folder(name: str, data_folder: AnyPath | None) -> Path:

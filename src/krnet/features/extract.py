@@ -8,7 +8,6 @@ While a GPU computes a batch, the rows of the one before are copied from it, and
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -30,11 +29,14 @@ from krnet.features.feature_file import (
     check_same_work,
     partial_path,
     read_work,
+    refuse_foreign,
 )
 from krnet.features.image_batches import ArrayBatches, Batch, LoaderBatches, open_batches
 from krnet.features.source import open_features
 from krnet.features.trunk import Rows, TrunkRunner, at_work
-from krnet.io.atomic import AnyPath, refuse_overwriting
+from krnet.io.atomic import AnyPath
+from krnet.io.overlap import PARTIAL_RECORD_ENDING, refuse_overlap
+from krnet.io.writable import check_name, check_room, check_writable
 from krnet.progress import Progress, Watch, closing_watch
 
 MAX_UNWRITTEN = 2  # batches that wait for the disk
@@ -94,14 +96,16 @@ def extract(
     >>> recording.shape, recording.labels[:4].tolist()
     ((8, 8, 8), [0, 1, 0, 1])
     """
-    path = Path(out)
+    path = check_name(out)
     check_destination(path)
+    if not (resume and path.exists()):
+        check_writable(path, longest_ending=PARTIAL_RECORD_ENDING)
     if not isinstance(trunk, nn.Module):
         raise InputError(f"trunk is of type {type(trunk).__name__}; expected a torch.nn.Module that takes images")
     check_choice("dtype", dtype, DTYPES)
-    inputs = [getattr(item, "filename", item) for item in (images, labels)]  # a memory map knows its file
-    inputs = [item for item in inputs if isinstance(item, str | os.PathLike)]
-    refuse_overwriting([path, partial_path(path)], inputs)
+    refuse_overlap("extract", [path], [images, labels])
+    if not resume:
+        refuse_foreign(path)
     source = open_batches(images, labels, batch_size=batch_size, key=key)
     with at_work(trunk, device) as torch_device, exact_math(), torch.no_grad():
         runner = TrunkRunner(trunk, torch_device, dtype, mean, std)
@@ -146,6 +150,8 @@ class Store:
         self.num_earlier = 0 if file is None else file.num_rows
         """Rows that an earlier call wrote."""
         self.num_rows = 0
+        self.num_samples: int | None = None
+        """Rows that there will be; None if unknown."""
         self.writer = ThreadPoolExecutor(1)
         self.writing: deque[Future[None]] = deque()
 
@@ -156,6 +162,7 @@ class Store:
 
     def resume_at(self, source: ArrayBatches | LoaderBatches) -> int:
         """The sample ID to start at: that of the last batch that an earlier call wrote, which is computed again."""
+        self.num_samples = source.num_samples
         if self.file is None:
             return 0
         if source.num_samples is not None and source.num_samples < self.num_earlier:
@@ -179,6 +186,8 @@ class Store:
         """Hand rows to the thread that writes; those that an earlier call wrote are compared with it instead."""
         rows.wait()
         if self.file is None:
+            if self.num_samples is not None:
+                check_room(self.path, self.num_samples * rows.values[0].nbytes)
             self.file = UnfinishedFile.create(self.path, rows.work, self.started_s)
         check_same_work(self.file.partial, self.file.work, rows.work)
         known = max(0, min(self.num_earlier, rows.stop) - rows.first)

@@ -32,6 +32,7 @@ ENTRY_BYTES = 512  # at least what the header needs for two arrays, beside the w
 START_ANEW = "leave out --resume (in Python, resume=True) to start anew"
 SAVE_EVERY_S = 5.0  # a kill loses at most the rows of this time
 VERSION = 1
+START = b"krnet.extract: unfinished features\n"  # until the header takes this place
 METADATA_KEY = "krnet.extract"  # under this name the finished file says which work made it
 
 
@@ -47,6 +48,36 @@ def check_destination(path: Path) -> None:
 
 def partial_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.partial")
+
+
+def refuse_foreign(path: Path) -> None:
+    """Refuse a name beside which a file lies that no call of ours has written: it would be overwritten."""
+    partial = partial_path(path)
+    record = partial.with_name(f"{partial.name}.json")
+    if _is_record(record) or (os.path.lexists(partial) and _starts_as_ours(partial)):
+        return
+    for found in (partial, record):
+        if os.path.lexists(found):
+            raise InputError(
+                f"{found}: is no file of krnet.extract, which keeps what is unfinished under this name; rename that "
+                f"file, or choose another name for the output"
+            )
+
+
+def _starts_as_ours(partial: Path) -> bool:
+    """Whether a file is empty, or begins as unfinished files do."""
+    if not partial.is_file():
+        return False
+    with partial.open("rb") as file:
+        start = file.read(len(START))
+    return start in (b"", START)
+
+
+def _is_record(record: Path) -> bool:
+    try:
+        return {"version", "work", "rows"} <= read_json(record).keys()
+    except (OSError, ValueError):
+        return False
 
 
 def check_same_work(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -133,9 +164,11 @@ class UnfinishedFile:
     @classmethod
     def create(cls, path: Path, work: Mapping[str, Any], started_s: float | None = None) -> UnfinishedFile:
         """An empty file; one of an earlier call is replaced."""
+        refuse_foreign(path)
         file = cls(path, work, started_s)
         file.record.unlink(missing_ok=True)
         os.ftruncate(file.fd, 0)
+        file._write(START, 0)
         return file
 
     @classmethod
@@ -155,9 +188,7 @@ class UnfinishedFile:
         except (ValueError, KeyError, TypeError) as error:
             if isinstance(error, InputError):
                 raise
-            raise ResumeError(
-                f"{record}: cannot be read ({error}); {START_ANEW}, which replaces {partial}"
-            ) from error
+            raise ResumeError(f"{record}: cannot be read ({error}); {START_ANEW}, which replaces {partial}") from error
         file.num_rows = file.num_saved = num_rows
         file.last_batch, file._saved_labels, file.earlier_s = last_batch, labels, earlier_s
         end = file.rows_start + num_rows * file.row_bytes

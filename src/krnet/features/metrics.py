@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from krnet.features.source import FeatureSource
-from krnet.features.stats import FeatureStats, normalise
+from krnet.features.stats import FeatureStats, begin_digest, normalise
 from krnet.progress import Watch, counting
 
 BATCH_BYTES = 8 << 20  # features per batch; decoding needs several times as much memory
@@ -24,6 +24,8 @@ BATCH_BYTES = 8 << 20  # features per batch; decoding needs several times as muc
 class Fidelity:
     mse: float
     r2: float
+    digest: str
+    """That of the features which the replays were compared with; see FeatureStats."""
 
 
 def r_squared(mse: float, variance: float) -> float:
@@ -63,13 +65,16 @@ def fidelity(
 ) -> Fidelity:
     """One pass over all samples; `decode` maps IDs (B,) to features (B, *shape) in the original scale."""
     batch_size = max(1, min(4096, BATCH_BYTES // (source.sample_bytes or 1)))
+    digest = begin_digest(source)
     square_sum, tell = 0.0, counting(watch, "comparing replays with the features", len(source))
     for ids in torch.arange(len(source)).split(batch_size):
         replayed = decode(ids)
-        real = source.read(ids).to(replayed.device)
+        stored = source.read(ids)
+        digest.update(stored.view(torch.uint8).numpy().data)
+        real = stored.to(replayed.device)
         # Not clamped: an error outside the range counts too.
         replayed, real = (normalise(x, stats.low, stats.high, clamp=False) for x in (replayed, real))
         square_sum += (replayed - real).double().square().sum().item()
         tell(int(ids[-1]) + 1)
     mse = square_sum / stats.count
-    return Fidelity(mse, r_squared(mse, stats.variance))
+    return Fidelity(mse, r_squared(mse, stats.variance), digest.hexdigest())

@@ -17,11 +17,13 @@ from torch import Tensor
 
 from krnet.errors import NotARecordingError, OversizedRecordingError
 from krnet.io.header import MAX_DIMS
+from krnet.io.memory import MemoryLimit
 
 LABELS = "labels"  # name of the tensor
 LABEL_DTYPES = (torch.uint8, torch.int16, torch.int32)
 # Every recorder needs at least an eighth of a bit for a sample; a header that claims more samples is wrong.
 SAMPLES_PER_BYTE = 64
+LABEL_BYTES = 32  # of memory for each label while they are read: int64, and as class numbers, and copies of both
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,12 @@ class Samples:
 
     @classmethod
     def recall(
-        cls, metadata: dict[str, Any], file_bytes: int, read: Callable[[], Tensor | None], path: object
+        cls,
+        metadata: dict[str, Any],
+        file_bytes: int,
+        read: Callable[[], Tensor | None],
+        path: object,
+        limit: MemoryLimit | None = None,
     ) -> Samples:
         """Rebuild from the file. `read()` returns the tensor `labels`, or None if the file has none."""
         num_samples, shape, classes = (metadata.get(name) for name in ("num_samples", "shape", "classes"))
@@ -73,6 +80,8 @@ class Samples:
             )
         if classes is None:
             return cls(num_samples, tuple(shape), None)
+        if limit is not None:
+            limit.check(LABEL_BYTES * num_samples, f"the labels of {num_samples} samples")
         try:
             names, counts = [label for label, _ in classes], [count for _, count in classes]
             if any(type(name) is not int for name in names) or len(set(names)) != len(names):

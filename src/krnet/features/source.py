@@ -28,6 +28,8 @@ from safetensors import SafetensorError, safe_open
 from krnet.config import require
 from krnet.device import dtype_name
 from krnet.errors import FeatureError, InputError, LabelError
+from krnet.features.file_rows import FileRows, OpenFile, OpenFolder
+from krnet.io.overlap import files_of
 
 # Names of the supported types: safetensors -> numpy and torch. uint16 is left out on purpose: it often holds the bits
 # of bfloat16 values, which are wrong as integers.
@@ -53,6 +55,8 @@ class FeatureSource:
         dtype: str,
         fill: Fill,
         resident: torch.Tensor | None = None,
+        file: OpenFile | OpenFolder | None = None,
+        is_fixed: bool = True,
     ):
         _check_spec(name, full_shape, dtype)
         self.name = name
@@ -62,7 +66,15 @@ class FeatureSource:
         self.dtype = DTYPES[dtype]
         self.resident = resident
         """All samples (N, *shape) if they are in memory, else None. This is the caller's tensor: never write to it."""
+        self.file = file
+        """The file that is read; None if there is none, or none that is known."""
+        self.is_fixed = is_fixed
+        """Reading a sample again gives the same values; a Dataset may draw them at random."""
         self._fill = fill
+
+    @property
+    def files(self) -> list[Path]:
+        return [] if self.file is None else [self.file.path]
 
     def __len__(self) -> int:
         return self.num_samples
@@ -102,6 +114,8 @@ class FeatureSource:
             dtype_name(self.dtype),
             lambda out, ids: self._fill(out, ids + first),
             None if self.resident is None else self.resident[first:end],
+            self.file,
+            self.is_fixed,
         )
 
 
@@ -113,7 +127,8 @@ class ExtendedSource(FeatureSource):
             for rows, source, first in (ids < len(held), held, 0), (ids >= len(held), new, len(held)):
                 out[rows] = source.read(ids[rows] - first).to(out.dtype)
 
-        super().__init__(new.name, (len(held) + len(new), *new.shape), "float32", fill)
+        full_shape = (len(held) + len(new), *new.shape)
+        super().__init__(new.name, full_shape, "float32", fill, file=new.file, is_fixed=new.is_fixed)
         self.held, self.new = held, new
 
     def part(self, first: int, end: int | None = None) -> FeatureSource:
@@ -192,19 +207,62 @@ def _from_array(array: np.ndarray, name: str, dtype: str | None = None) -> Featu
             warnings.filterwarnings("ignore", message="The given NumPy array is not writ")
             return _from_tensor(torch.from_numpy(np.asarray(array)), name)
 
+    rows = None if mapped is None else _file_rows(array, mapped)
+    if rows is not None:
+        found = rows
+        return FeatureSource(
+            name, array.shape, dtype, lambda out, ids: found.fill(_numpy_view(out), ids.numpy()), file=found.file
+        )
+    return _from_strides(array, mapped, name, dtype)
+
+
+def _from_strides(array: np.ndarray, mapped: np.memmap | None, name: str, dtype: str) -> FeatureSource:
+    """An array whose values torch cannot share: of another byte order, or a map with other strides than a file has."""
     values = np.asarray(array) if dtype != "bfloat16" else np.asarray(array).view(np.int16)
     rows_per_step = max(1, BLOCK_BYTES // max(FAULT_AROUND_BYTES, math.prod(array.shape[1:]) * array.itemsize))
+    file = None if mapped is None else _file_of(mapped)
 
     def fill(out: torch.Tensor, ids: torch.Tensor) -> None:
         target, sample_ids = _numpy_view(out), ids.numpy()
         for start in range(0, len(sample_ids), rows_per_step):
+            if file is not None:  # to touch a page behind the end of the file would end the process
+                file.check_size()
             rows = sample_ids[start : start + rows_per_step]
             is_run = bool((np.diff(rows) == 1).all())
             # A slice is copied straight from the file to the target; indexing by an array makes a copy in between.
             target[start : start + len(rows)] = values[rows[0] : rows[-1] + 1] if is_run else values[rows]
             _drop_pages(mapped)
 
-    return FeatureSource(name, array.shape, dtype, fill)
+    return FeatureSource(name, array.shape, dtype, fill, file=file)
+
+
+def _file_rows(array: np.ndarray, mapped: np.memmap) -> FileRows | None:
+    """The rows of a map in its file, to be read without the map; None if that would give other values."""
+    file = _file_of(mapped)
+    # A copy-on-write map ("c") may hold the caller's changes, which the file lacks.
+    if file is None or mapped.mode == "c" or not array.flags.c_contiguous or not array.size:
+        return None
+    buffer = np.frombuffer(getattr(mapped, "_mmap"), np.uint8)  # noqa: B009  numpy's types do not have it
+    own, whole = (np.asarray(part).__array_interface__["data"][0] for part in (array, buffer))
+    map_begin = mapped.offset - mapped.offset % mmap.ALLOCATIONGRANULARITY
+    rows = FileRows(file, map_begin + own - whole, array.shape, array.dtype)
+    if rows.end > file.before.size:
+        return None
+    # Another file may have taken the place of the one that is mapped: compare a few rows.
+    plain = np.asarray(array).view(f"V{array.itemsize}")
+    for index in {0, len(array) // 2, len(array) - 1}:
+        row = np.empty((1, *array.shape[1:]), f"V{array.itemsize}")
+        rows.reader.fill(row.reshape(1, -1).view(np.uint8), np.array([index]))
+        if row.tobytes() != plain[index].tobytes():
+            return None
+    return rows
+
+
+def _file_of(mapped: np.memmap) -> OpenFile | None:
+    try:
+        return None if mapped.filename is None else OpenFile(Path(mapped.filename))
+    except (OSError, TypeError):  # it was removed: only the map still has it
+        return None
 
 
 def _memory_map(array: Any) -> np.memmap | None:
@@ -240,7 +298,18 @@ def _from_slices(array: Any, name: str) -> FeatureSource:
             start, stop = int(sample_ids[rows[0]]), int(sample_ids[rows[-1]]) + 1
             target[rows] = np.asarray(array[start:stop])[sample_ids[rows] - start]
 
-    return FeatureSource(name, array.shape, getattr(array.dtype, "name", str(array.dtype)), fill)
+    dtype = getattr(array.dtype, "name", str(array.dtype))
+    return FeatureSource(name, array.shape, dtype, fill, file=_stored_in(array))
+
+
+def _stored_in(array: Any) -> OpenFile | OpenFolder | None:
+    """The file of an HDF5 dataset, or the folder of a zarr array, if it has one."""
+    try:
+        for path in map(Path, files_of(array)):
+            return OpenFolder(path) if path.is_dir() else OpenFile(path)
+    except OSError:
+        pass
+    return None
 
 
 def _from_items(items: Any, name: str) -> FeatureSource:
@@ -270,7 +339,7 @@ def _from_items(items: Any, name: str) -> FeatureSource:
     if len(items) == 0:
         raise FeatureError(f"{name}: holds no samples; expected at least 1. Is this the right data set?")
     first = open_sample(0)
-    return FeatureSource(name, (len(items), *first.shape), dtype_name(first.dtype), fill)
+    return FeatureSource(name, (len(items), *first.shape), dtype_name(first.dtype), fill, is_fixed=False)
 
 
 def _numpy_view(out: torch.Tensor) -> np.ndarray:

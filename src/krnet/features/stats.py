@@ -16,7 +16,8 @@ from functools import reduce
 
 import torch
 
-from krnet.errors import FeatureError
+from krnet.errors import ChangedFeaturesError, FeatureError
+from krnet.features.file_rows import CHANGED
 from krnet.features.source import FeatureSource
 from krnet.progress import Watch, counting
 
@@ -65,7 +66,7 @@ def scan(source: FeatureSource, *, chunk_bytes: int = 64 << 20, watch: Watch | N
     sample_size = math.prod(source.shape)
     channel_size = sample_size // num_channels
     rows_per_chunk = max(1, chunk_bytes // (8 * sample_size))
-    digest = hashlib.blake2b(f"{(len(source), *source.shape)} {source.dtype}".encode(), digest_size=16)
+    digest = begin_digest(source)
     low = torch.full((num_channels,), math.inf)
     high = -low
     mean = torch.zeros(num_channels, dtype=torch.float64)
@@ -103,6 +104,35 @@ def scan(source: FeatureSource, *, chunk_bytes: int = 64 << 20, watch: Watch | N
     count = len(source) * sample_size
     std = (square_sum / (len(source) * channel_size)).sqrt().masked_fill(low == high, 0.0)
     return FeatureStats(low, high, mean, std, num_zeros / count, count, digest.hexdigest())
+
+
+def check_unchanged(source: FeatureSource, digest: str) -> None:
+    """Refuse features whose file has changed since it was opened; `digest` is that of the features at that time.
+
+    A file with a new time of change alone is read again, whole: someone may have touched it, or written the same.
+    """
+    if source.file is None:
+        return
+    before, now = source.file.before, source.file.state()
+    difference = before.difference(now)
+    if difference is None and now.time_ns != before.time_ns:
+        if scan(source).digest == digest:
+            source.file.before = now
+        else:
+            difference = "its content is another"
+    if difference is not None:
+        raise changed(source, difference)
+
+
+def changed(source: FeatureSource, difference: str) -> ChangedFeaturesError:
+    return ChangedFeaturesError(
+        f"{source.name}: was changed while it was in use: {difference}; nothing was written. {CHANGED}"
+    )
+
+
+def begin_digest(source: FeatureSource) -> hashlib.blake2b:
+    """The digest of features before their first byte."""
+    return hashlib.blake2b(f"{(len(source), *source.shape)} {source.dtype}".encode(), digest_size=16)
 
 
 def chain_digests(first: str, second: str) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from io import BufferedReader
@@ -31,6 +31,7 @@ from krnet.io.header import (
     DTYPE_NAMES,
     DTYPES,
     LENGTH_BYTES,
+    MAGIC,
     MAX_DIMS,
     NO_DIGEST,
     RESERVED,
@@ -46,6 +47,8 @@ from krnet.io.header import (
     read_head,
     refuse,
 )
+from krnet.io.memory import MemoryLimit
+from krnet.io.stored_rows import RESIDENT_BYTES, MadeRows, Rows, StoredRows, TensorRows
 
 CHUNK_BYTES = 4 * 2**20  # read and hashed at once
 
@@ -61,9 +64,15 @@ class TensorStore(Protocol):
     ) -> torch.Tensor: ...
 
 
+class RowStore(TensorStore, Protocol):
+    """A store whose tensors may be larger than the memory."""
+
+    def rows(self, name: str, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Rows: ...
+
+
 def write(
     path: AnyPath,
-    tensors: Mapping[str, torch.Tensor],
+    tensors: Mapping[str, torch.Tensor | MadeRows],
     metadata: Mapping[str, object],
     *,
     blocks: Mapping[str, int] | None = None,
@@ -71,23 +80,21 @@ def write(
     """Write a recording and return its size in bytes.
 
     `metadata` values must be JSON. `blocks` gives a block size in bytes to tensors that will be read, and checked, in
-    parts.
+    parts. Large tensors may be given as MadeRows: they are then written in blocks, and never whole in memory.
     """
-    entries = _lay_out(path, tensors, blocks or {})
+    made_blocks = {name: rows.block_bytes for name, rows in tensors.items() if isinstance(rows, MadeRows)}
+    blocks = {**{name: size for name, size in made_blocks.items() if size is not None}, **(blocks or {})}
+    entries = _lay_out(path, tensors, blocks)
     # Digests have a fixed length, so the header's size is known before they are computed. Each tensor is then copied
     # to the CPU, hashed and written once, and the header is written last.
     head_bytes = len(encode_head(path, metadata, entries))
     with atomic_write(path) as file:
         file.seek(head_bytes)
         for name, entry in entries.items():
-            tensor = tensors[name].detach().cpu().resolve_neg().contiguous()
-            # Not reshape(-1): a tensor of one element is contiguous whatever its stride, but view() refuses it.
-            data = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
             digests = []
-            for index in range(len(entry.digests)):
-                begin, end = entry.block(index)
-                file.write(data[begin:end])
-                digests.append(digest(data[begin:end]))
+            for block in _blocks(tensors[name], entry):
+                file.write(block)
+                digests.append(digest(block))
             entries[name] = replace(entry, digests=tuple(digests))
         head = encode_head(path, metadata, entries)
         assert len(head) == head_bytes, f"the header grew from {head_bytes} to {len(head)} bytes"
@@ -96,13 +103,38 @@ def write(
     return head_bytes + sum(entry.size_bytes for entry in entries.values())
 
 
-def file_bytes(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, Any]) -> int:
+def _blocks(tensor: torch.Tensor | MadeRows, entry: Entry) -> Iterator[memoryview]:
+    """The bytes of a tensor, block by block."""
+    if isinstance(tensor, MadeRows):
+        row_bytes = max(1, tensor.row_bytes)
+        for index in range(len(entry.digests)):
+            begin, end = entry.block(index)
+            made = tensor.read(begin // row_bytes, end // row_bytes)
+            assert made.dtype == entry.dtype, f"rows of {made.dtype} in a tensor of {entry.dtype}"
+            yield _bytes_of(made)
+        return
+    data = _bytes_of(tensor)
+    for index in range(len(entry.digests)):
+        begin, end = entry.block(index)
+        yield data[begin:end]
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    tensor = tensor.detach().cpu().resolve_neg().contiguous()
+    # Not reshape(-1): a tensor of one element is contiguous whatever its stride, but view() refuses it.
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
+
+
+def file_bytes(tensors: Mapping[str, torch.Tensor | MadeRows], metadata: Mapping[str, Any]) -> int:
     """Return the size of the file that `write` would write."""
-    entries = _lay_out("", tensors, {})
+    blocks = {name: rows.block_bytes for name, rows in tensors.items() if isinstance(rows, MadeRows)}
+    entries = _lay_out("", tensors, {name: size for name, size in blocks.items() if size is not None})
     return len(encode_head("", metadata, entries)) + sum(entry.size_bytes for entry in entries.values())
 
 
-def _lay_out(path: AnyPath, tensors: Mapping[str, torch.Tensor], blocks: Mapping[str, int]) -> dict[str, Entry]:
+def _lay_out(
+    path: AnyPath, tensors: Mapping[str, torch.Tensor | MadeRows], blocks: Mapping[str, int]
+) -> dict[str, Entry]:
     """Return the entry of each tensor, with its place in the file and empty digests."""
     for name, step in blocks.items():
         if name not in tensors or not is_count(step) or step == 0:
@@ -138,6 +170,8 @@ class Archive:
     """Checksum of the header. The header holds the checksums of all tensors, so only equal files have an equal one."""
     metadata: dict[str, Any]
     """The keys and values that were given to `write`."""
+    limit: MemoryLimit
+    """How much memory the file may ask for."""
     _entries: dict[str, Entry]
     _data_begin: int
 
@@ -155,13 +189,23 @@ class Archive:
         self, name: str, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None
     ) -> torch.Tensor:
         """Read and check a whole tensor. Give `shape` and `dtype` to refuse any other."""
+        entry = self._expect(name, shape, dtype)
+        return self._load(name, 0, entry.size_bytes).view(entry.dtype).reshape(entry.shape)
+
+    def rows(self, name: str, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Rows:
+        """Return a reader of rows; a large tensor is not read whole. Give `shape` and `dtype` to refuse any other."""
+        entry = self._expect(name, shape, dtype)
+        small = entry.size_bytes <= RESIDENT_BYTES or not entry.shape
+        return TensorRows(self.tensor(name)) if small else StoredRows(self, name)
+
+    def _expect(self, name: str, shape: Sequence[int] | None, dtype: torch.dtype | None) -> Entry:
         entry = self._entry(name)
         expected = (entry.dtype if dtype is None else dtype, entry.shape if shape is None else tuple(shape))
         if expected != (entry.dtype, entry.shape):
             found = f"tensor {name!r} is {entry.dtype} {list(entry.shape)}"
             required = f"{expected[0]} {list(expected[1])} by the settings"
             raise refuse(errors.TensorShapeError, self.path, found, required)
-        return self._load(name, 0, entry.size_bytes).view(entry.dtype).reshape(entry.shape)
+        return entry
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Return rows start:stop of dimension 0; only the blocks that hold them are read and checked."""
@@ -181,6 +225,21 @@ class Archive:
             for name, entry in self._entries.items():
                 for index in range(len(entry.digests)):
                     self._read_block(file, name, index)
+
+    def open(self) -> BufferedReader:
+        return _open(self.path)
+
+    def place(self, name: str) -> int:
+        """Where the bytes of a tensor begin in the file."""
+        return self._data_begin + self._entry(name).begin
+
+    def block_bytes(self, name: str) -> int:
+        entry = self._entry(name)
+        return entry.block_bytes or max(1, entry.size_bytes)
+
+    def check_block(self, file: BufferedReader, name: str, index: int) -> None:
+        """Check a block of a tensor, a few megabytes at a time."""
+        self._read_block(file, name, index)
 
     def _entry(self, name: str) -> Entry:
         if name not in self._entries:
@@ -226,19 +285,33 @@ class Archive:
             raise refuse(errors.ChecksumError, self.path, found, entry.digests[index], advice)
 
 
-def open_archive(path: AnyPath) -> Archive:
-    """Open a recording: read its header, and refuse the file unless checksum and lengths agree."""
+def open_archive(path: AnyPath, max_bytes: int | None = None) -> Archive:
+    """Open a recording: read its header, and refuse the file unless checksum and lengths agree.
+
+    max_bytes  memory that the file may ask for; by default the rule of memory.py
+    """
     path = Path(path)
     with _open(path) as file:
         nbytes = os.fstat(file.fileno()).st_size
         head = read_head(path, file, nbytes)
+    limit = MemoryLimit(path, nbytes, max_bytes)
+    limit.check_header(head)
     table = parse_json(path, "the header", head[LENGTH_BYTES:])
     fields = table.pop("__metadata__")  # an object: `read_head` has checked the magic, which opens it
     version = check_head(path, head, fields.get("version"))
     values = {key: parse_json(path, f"metadata {key!r}", fields[key]) for key in sorted(fields.keys() - RESERVED)}
     checksums = parse_json(path, "metadata 'checksums'", fields.get("checksums"))
     entries = parse_table(path, table, checksums, data_bytes=nbytes - len(head))
-    return Archive(path, nbytes, version, fields["checksum"], values, entries, len(head))
+    return Archive(path, nbytes, version, fields["checksum"], values, limit, entries, len(head))
+
+
+def has_magic(path: Path) -> bool:
+    """Whether a file begins as all of ours do, whatever comes then."""
+    try:
+        with _open(path) as file:
+            return file.read(LENGTH_BYTES + len(MAGIC))[LENGTH_BYTES:] == MAGIC
+    except errors.NotARecordingError:
+        return False
 
 
 def _open(path: Path) -> BufferedReader:
@@ -248,6 +321,6 @@ def _open(path: Path) -> BufferedReader:
         if path.exists() and not path.is_file():
             raise refuse(errors.NotARecordingError, path, "is a folder or a device", *expected)
         return open(path, "rb")
-    except OSError as error:
-        found = f"cannot be read ({error.strerror})"
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        found = f"cannot be read ({getattr(error, 'strerror', error)})"
         raise refuse(errors.NotARecordingError, path, found, *expected) from error

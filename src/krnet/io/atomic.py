@@ -5,27 +5,26 @@ with atomic_write(path) as file: ...  ->  a temporary file --fsync, rename--> pa
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import platform
+import re
+import secrets
 import stat
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from krnet.errors import InputError
+from krnet.io.flock import HAS_LOCKS, lock_file
 
 AnyPath = str | os.PathLike[str]
+TEMPORARY_END = ".tmp"
+TEMPORARY_OWNER = re.compile(r".*-\d+-[0-9a-f]{16}")  # host, process, random digits
+TEMPORARY_NAME_BYTES = 128  # of the name of the output; with owner and end it stays below the 255 of most drives
 MKDIR_ATTEMPTS = 100  # others come and go; where a folder can never be made (/proc), it ends
-
-
-def refuse_overwriting(outputs: Sequence[AnyPath], inputs: Sequence[AnyPath]) -> None:
-    """Refuse outputs that are an input, or that name the same file twice."""
-    used = {Path(path).resolve() for path in inputs}
-    for path in outputs:
-        if Path(path).resolve() in used:
-            raise InputError(f"{path}: would be overwritten while it is in use; choose another name for the output")
-        used.add(Path(path).resolve())
 
 
 @contextmanager
@@ -37,25 +36,93 @@ def atomic_write(path: AnyPath) -> Iterator[BinaryIO]:
     # Renaming over a device or a pipe would destroy it.
     if path.exists() and not path.is_file():
         raise InputError(f"{path}: is a folder or a device; expected the name of a file to write")
-    # The process ID separates two writers. A killed process leaves its file behind; it may be overwritten.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    remove_leftovers(path)
+    temporary, descriptor = make_temporary(path)
     try:
-        with open(temporary, "wb") as file:
+        with os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+            os.replace(temporary, path)  # while it is locked: no other process takes it for a leftover
     except BaseException as error:  # KeyboardInterrupt too
         temporary.unlink(missing_ok=True)
         # The error of a full disk names no file, others name the temporary one: name the user's file instead.
         if isinstance(error, OSError) and error.errno and error.filename in (None, str(temporary)):
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
-    folder = os.open(path.parent, os.O_RDONLY)  # fsync of the folder: the new name, too, must survive a power cut
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Put the names in a folder on disk: a new name, too, must survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
+
+
+# ------------------------------------------------------------------ temporary names
+
+
+def make_temporary(path: Path) -> tuple[Path, int]:
+    """Make an empty file of a new, random name in the folder of `path`, locked until its descriptor is closed.
+
+    The name carries host and process for whoever finds it; the lock alone tells whether its writer lives, since
+    containers number their processes alike.
+    """
+    while True:
+        owner = f"{platform.node()[:32].replace('/', '_')}-{os.getpid()}-{secrets.token_hex(8)}"
+        temporary = path.with_name(f"{_temporary_start(path.name)}{owner}{TEMPORARY_END}")
+        try:
+            descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        try:
+            lock_file(descriptor, wait=False)
+            if os.path.samestat(os.fstat(descriptor), os.stat(temporary)):
+                return temporary, descriptor
+        except (BlockingIOError, FileNotFoundError):
+            pass  # between making and locking, another process took it for a leftover
+        except OSError:
+            return temporary, descriptor  # a drive without locks
+        os.close(descriptor)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove the temporary files of writers of `path` that were killed; those of living ones stay."""
+    start = _temporary_start(path.name)
+    with suppress(OSError):  # a folder that cannot be listed: what was to be written may still be
+        for name in os.listdir(path.parent):
+            owner = name[len(start) : -len(TEMPORARY_END)]
+            if name.startswith(start) and name.endswith(TEMPORARY_END) and TEMPORARY_OWNER.fullmatch(owner):
+                _remove_if_dead(path.parent / name)
+
+
+def _remove_if_dead(temporary: Path) -> None:
+    if not HAS_LOCKS:
+        return
+    with suppress(OSError):  # its writer lives, or has just finished; or the drive has no locks
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            lock_file(descriptor, wait=False)
+            if os.path.samestat(os.fstat(descriptor), os.stat(temporary)):
+                temporary.unlink()
+        finally:
+            os.close(descriptor)
+
+
+def _temporary_start(name: str) -> str:
+    """What temporary names of a file begin with; a digest stands for a long name."""
+    encoded = os.fsencode(name)
+    if len(encoded) > TEMPORARY_NAME_BYTES:
+        name = hashlib.blake2b(encoded, digest_size=16).hexdigest()
+    return f".{name}."
+
+
+# ------------------------------------------------------------------ JSON, folders
 
 
 def write_json(path: AnyPath, value: Mapping[str, Any]) -> None:
@@ -65,7 +132,10 @@ def write_json(path: AnyPath, value: Mapping[str, Any]) -> None:
 
 def read_json(path: AnyPath) -> dict[str, Any]:
     """Read a JSON object; a ValueError says that the file holds something else."""
-    found = json.loads(Path(path).read_text())
+    try:
+        found = json.loads(Path(path).read_text())
+    except RecursionError:
+        raise ValueError("its values are nested too deeply") from None
     if not isinstance(found, dict):
         raise ValueError(f"a JSON {type(found).__name__}; expected an object")
     return found

@@ -154,9 +154,14 @@ def parse_json(path: Path, what: str, text: Any) -> Any:
     def no_constant(constant: str) -> None:
         raise ValueError(f"{constant} is not JSON")
 
+    def finite(digits: str) -> float:
+        if math.isinf(number := float(digits)):
+            raise ValueError(f"{digits:.20} is beyond all numbers")
+        return number
+
     try:
         text = text.decode() if isinstance(text, bytes) else text
-        return json.loads(text, object_pairs_hook=unique, parse_constant=no_constant)
+        return json.loads(text, object_pairs_hook=unique, parse_constant=no_constant, parse_float=finite)
     except (ValueError, TypeError, RecursionError) as error:
         found = f"{what} cannot be parsed ({error})"
         raise refuse(errors.NotARecordingError, path, found, "JSON with each key once") from error

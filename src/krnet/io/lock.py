@@ -11,19 +11,18 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from krnet.errors import BusyFolderError
+from krnet.errors import BusyFolderError, InputError
 from krnet.io.atomic import AnyPath, make_folder
-
-try:
-    import fcntl
-except ImportError:  # not a Unix
-    fcntl = None  # type: ignore[assignment]
+from krnet.io.flock import HAS_LOCKS
+from krnet.io.flock import lock_file as lock_file
 
 LOCK_NAME = ".lock"
+LOCK_CONTENT = re.compile(r"(\d+ on .*\n)?")
 
 
 @contextmanager
@@ -64,16 +63,10 @@ def making(path: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def lock_file(fd: int, *, shared: bool = False, wait: bool = True) -> None:
-    """Lock an open file until it is closed; do nothing on a system without locks."""
-    if fcntl is not None:
-        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
-
-
 def _lock_folder(folder: Path) -> int | None:
     """Return the descriptor of the folder's lock file, locked until it is closed; None if there can be no lock."""
     path = folder / LOCK_NAME
-    while fcntl is not None:
+    while HAS_LOCKS:
         try:
             lock_fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except FileNotFoundError:  # another process made the folder, wrote nothing, and removed it meanwhile
@@ -94,6 +87,13 @@ def _lock_folder(folder: Path) -> int | None:
             ) from error
         except OSError:
             pass  # a drive without locks
+        content = os.pread(lock_fd, 1000, 0).decode(errors="replace")
+        if not LOCK_CONTENT.fullmatch(content):
+            os.close(lock_fd)
+            raise InputError(
+                f"{path}: holds {content!r:.60}, and this name is that of the lock of the folder; choose another "
+                f"folder, or rename the file"
+            )
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(lock_fd), os.stat(path)):
                 with suppress(OSError):  # a full disk: then BusyFolderError names no PID

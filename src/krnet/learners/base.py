@@ -33,6 +33,7 @@ from krnet.nn import backbones, heads
 from krnet.nn.backbones import backbone_name
 from krnet.progress import Watch
 from krnet.train.classifier import Descent, ImageBatches, Images, Saving, Schedule
+from krnet.train.config import MAX_LR
 
 EVALUATION_BATCH = 500
 RANDOM_FEATURES_PART = 7  # of Context.seed_for: heads of random features have the same ones in every method
@@ -126,7 +127,7 @@ class LearnerConfig:
         for name in ("base_epochs", "epochs", "batch_size"):
             check_int(name, getattr(self, name), 1)
         for name in ("base_lr", "lr", "decay", "momentum", "weight_decay"):
-            check_range(name, getattr(self, name), 0)
+            check_range(name, getattr(self, name), 0, MAX_LR)
         for item in fields(self):  # `drops`, and such settings of subclasses
             if isinstance(item.default, tuple):
                 object.__setattr__(self, item.name, check_shares(item.name, getattr(self, item.name)))

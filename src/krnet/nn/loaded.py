@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from krnet.device import exact_math
-from krnet.errors import InputError, LabelError, NotARecordingError
+from krnet.errors import InputError, LabelError, NotARecordingError, UnsafeNetworkError
 from krnet.io import archive
 from krnet.io.atomic import AnyPath, read_json
 from krnet.io.header import digest as file_digest
-from krnet.nn import backbones, heads
+from krnet.nn import backbones, exported, heads
 
 # What the names in a pickle of tensors and plain values begin with.
 PLAIN_PICKLES = ("torch ", "torch.", "collections ", "__builtin__ ", "builtins ", "_codecs ", "numpy")
@@ -162,11 +162,14 @@ def _read(kind: type[Kind], path: Path, device: torch.device) -> Kind:
     try:
         archived = zipfile.ZipFile(path)
         members = {name.rpartition("/")[2]: name for name in archived.namelist()}
-        if "constants.pkl" in members:
-            return kind(path.name, torch.jit.load(str(path), map_location=device).eval(), digest=digest)
-        if members.keys() & {"archive_format", "serialized_exported_program.json"}:
+        if exported.is_exported(members.keys()):
             return kind(path.name, *_load_exported(path, device), digest=digest)
+        if "constants.pkl" in members:
+            exported.check_script(path, archived)
+            return kind(path.name, torch.jit.load(str(path), map_location=device).eval(), digest=digest)
         found = _saved_by_torch(archived.read(members["data.pkl"])) if "data.pkl" in members else "some other archive"
+    except UnsafeNetworkError:
+        raise
     except zipfile.BadZipFile:
         found = "not an archive"
     except Exception as error:  # torch raises errors of many types for a damaged file or another version's
@@ -189,8 +192,7 @@ def _load_exported(path: Path, device: torch.device) -> tuple[nn.Module, int | N
     """The module, and its batch size if it was exported for a single one."""
     from torch.export.passes import move_to_device_pass
 
-    with path.open("rb") as file:
-        program = torch.export.load(file)
+    program = exported.read_exported(path)
     input_name = program.graph_signature.user_inputs[0]
     example = next(node for node in program.graph.nodes if node.name == input_name).meta["val"]
     moved = program if example.device == device else move_to_device_pass(program, device)

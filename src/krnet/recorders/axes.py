@@ -1,7 +1,7 @@
 """Principal axes of whole feature maps, shared by recorders pca and compact, and by the start of the paper's network.
 
     features (N, values) -> principal_axes -> mean (values,), axes (k, values), std (k,)
-    a file's tensors     -> load_axes      -> the coded, scaled axes (values, k)
+    a file's tensors     -> load_axes      -> the coded, scaled axes (values, k) -> decode_axes -> axes (k, values)
     axes (k, values)     -> least_squares  -> the matrix that finds coordinates along axes that are not orthonormal
 
 For many samples of many values, a randomised method finds the widest axes: Halko, Martinsson and Tropp (2011).
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from krnet.coding.matrix import MAX_BLOCK, CodedMatrix
+from krnet.coding.matrix import MAX_BLOCK, CodedConfig, CodedMatrix, MatrixReader
 from krnet.io.archive import TensorStore
 from krnet.recorders.base import Job
 from krnet.recorders.maps import mean_map, normalised_chunks
@@ -81,6 +81,14 @@ def principal_axes(job: Job, components: int | None) -> Axes:
 def load_axes(store: TensorStore, num_values: int, num_kept: int) -> CodedMatrix:
     """The scaled axes (values, num_kept) of a file."""
     return CodedMatrix.load(store, AXES, num_values, num_kept, MAX_BLOCK)
+
+
+def decode_axes(coded: CodedMatrix, config: CodedConfig, scale: Tensor) -> Tensor:
+    """The axes (k, values) of a file on the device of their scales (k,); memory is needed for the result alone."""
+    axes = torch.empty(len(scale), coded.blocks.num_rows, device=scale.device)
+    for rows, scaled in MatrixReader(coded, config, scale.device).read_all():
+        axes[:, rows] = (scaled / scale).T
+    return axes
 
 
 def least_squares(axes: Tensor) -> Tensor:

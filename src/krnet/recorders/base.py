@@ -28,7 +28,6 @@ from krnet.config import settings_text, unknown_setting
 from krnet.errors import (
     InputError,
     MissingTensorError,
-    OversizedRecordingError,
     SettingError,
     TensorShapeError,
     UnknownRecorderError,
@@ -36,8 +35,9 @@ from krnet.errors import (
 from krnet.features.samples import Samples
 from krnet.features.source import FeatureSource
 from krnet.features.stats import FeatureStats
+from krnet.io.archive import RowStore as RowStore
 from krnet.io.archive import TensorStore as TensorStore
-from krnet.io.header import RESTORE
+from krnet.io.stored_rows import MadeRows, Rows, TensorRows
 from krnet.progress import Watch
 from krnet.train.config import FitConfig
 
@@ -48,11 +48,10 @@ PROBE_VALUES = 64  # per sample, evenly spaced: 2 KB in all
 FIT_NAMES = frozenset(f.name for f in fields(FitConfig))
 UNTRAINED_NAMES = frozenset({"seed", "device"})  # the FIT_NAMES that recorders without training take, too
 HEADER_BYTES, ENTRY_BYTES = 1400, 170  # upper bounds: the header's fixed part, and one tensor's entry in the header
-# Opening a file may decode at most FREE_NUMBERS + NUMBERS_PER_BYTE * file_bytes numbers (see bound_opening).
-FREE_NUMBERS, NUMBERS_PER_BYTE = 1 << 24, 1 << 12
+LEAST_HEADER_BYTES = 1000  # a lower bound: recorder raw, without labels, takes 1,200
 
 
-class Earlier(TensorStore, Protocol):
+class Earlier(RowStore, Protocol):
     """A finished recording to start from.
 
     krnet.recording.Recording satisfies this protocol; recorders cannot import it, because it imports them.
@@ -122,6 +121,8 @@ class Content:
     iterations: int = 0
     seconds: float = 0.0
     stopped_by: str = "done"
+    made: Mapping[str, MadeRows] = field(default_factory=dict)
+    """Further tensors, too large for the memory, whose rows are made when they are needed."""
 
     def tensor(self, name: str, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
         if name not in self.tensors:
@@ -129,6 +130,13 @@ class Content:
         found = self.tensors[name]
         if (shape is not None and tuple(shape) != tuple(found.shape)) or dtype not in (None, found.dtype):
             raise TensorShapeError(f"tensor {name!r} is {found.dtype} {tuple(found.shape)}; expected {dtype} {shape}")
+        return found
+
+    def rows(self, name: str, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Rows:
+        if name not in self.made:
+            return TensorRows(self.tensor(name, shape=shape, dtype=dtype))
+        found = self.made[name]
+        assert tuple(shape or found.shape) == found.shape and dtype in (None, found.dtype), f"{found}: {dtype} {shape}"
         return found
 
 
@@ -236,7 +244,7 @@ class Recorder(ABC):
 
     @abstractmethod
     def replay(
-        self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device
+        self, samples: Samples, settings: Mapping[str, Any], store: RowStore, device: torch.device
     ) -> Replayer: ...
 
     @abstractmethod
@@ -244,6 +252,14 @@ class Recorder(ABC):
         """The tensors of a file, without labels and probe. `settings` are complete, as in the file's header."""
 
     # ------------------------------------------------------------------ sizes
+
+    def working_numbers(self, shape: Sequence[int], settings: Mapping[str, Any]) -> int:
+        """Upper bound of the float32 numbers that exist at once while PROBE_SAMPLES samples are replayed.
+
+        They come on top of what `stored` says is decoded at opening, and of the samples themselves: the maps of a
+        network, the block of symbols that holds a sample. memory.py refuses files that ask for too much.
+        """
+        return 0
 
     def default_budget(self, num_values: int, settings: Mapping[str, Any]) -> int | None:
         """The budget in bytes if the caller gives none; None: the settings alone decide the size."""
@@ -275,6 +291,11 @@ class Recorder(ABC):
             return 0
         stored = self.stored(shape, num_samples, known)
         return tensor_bytes({name: tensor for name, tensor in stored.items() if tensor.is_fixed})
+
+    def floor_bytes(self, num_samples: int, shape: Sequence[int], settings: Mapping[str, Any]) -> int:
+        """A lower bound of a file's bytes with its header and probe: what no budget can do without."""
+        probe_bytes = min(PROBE_SAMPLES, num_samples) * (8 + 4 * min(PROBE_VALUES, math.prod(shape)))
+        return LEAST_HEADER_BYTES + probe_bytes + self.least_bytes(num_samples, shape, settings)
 
     def smallest_bytes(self, job: Job) -> tuple[int, int]:
         """(least, enough), for the samples and the settings of a job, which are complete; needs no fit.
@@ -324,16 +345,6 @@ def tensor_bytes(stored: Mapping[str, Stored]) -> int:
 def file_bytes(job: Job, stored: Mapping[str, Stored], settings: Mapping[str, Any]) -> int:
     """Upper bound of the size of a file of these tensors, as far as their sizes are known."""
     return tensor_bytes(stored) + overhead_bytes(job, len(stored), settings)
-
-
-def bound_opening(stored: Mapping[str, Stored], num_file_bytes: int) -> None:
-    """Refuse a file whose settings claim far more numbers than its bytes can hold, before any memory is allocated."""
-    num_claimed = sum(max(tensor.num_decoded, math.prod(tensor.shape or (0,))) for tensor in stored.values())
-    max_numbers = FREE_NUMBERS + NUMBERS_PER_BYTE * num_file_bytes
-    if num_claimed > max_numbers:
-        raise OversizedRecordingError(
-            f"settings of {num_claimed} numbers in {num_file_bytes} bytes; expected at most {max_numbers}. {RESTORE}"
-        )
 
 
 # ------------------------------------------------------------------ checks of what a caller gives

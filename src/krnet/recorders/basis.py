@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import torch
@@ -21,7 +21,7 @@ from krnet.device import exact_math
 from krnet.features.samples import Samples
 from krnet.features.stats import denormalise, normalise
 from krnet.recorders.base import Content, Job, Replayer, Stored, planned_overhead
-from krnet.recorders.maps import normalised
+from krnet.recorders.maps import normalised_chunks
 
 PREFIX = "coded."  # of the tensors that hold the coded coefficients
 MAX_UNUSED_SHARE = 0.01  # a search for a budget ends once it leaves at most this share of the budget unused
@@ -98,7 +98,13 @@ def stored_matrix(
 
 def matrix_of(job: Job, basis: Basis) -> Matrix:
     """The coefficients of all samples (N, columns), computed as they are read."""
-    return Matrix(lambda ids: basis.forward(normalised(job, ids)), len(job.source), basis.num_columns)
+    return Matrix(lambda ids: in_parts(job, ids, basis.forward), len(job.source), basis.num_columns)
+
+
+def in_parts(job: Job, ids: Tensor, forward: Callable[[Tensor], Tensor]) -> Tensor:
+    """forward(normalised features) of these samples, a few at a time: a row of few columns may need a large map."""
+    parts = [forward(x) for x in normalised_chunks(job, ids)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def planned_bytes(job: Job, content: Content, prefix: str, num_held: int = 0) -> int:

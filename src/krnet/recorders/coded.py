@@ -49,6 +49,7 @@ from krnet.recorders.basis import (
 )
 from krnet.recorders.growth import CodedGrowth
 from krnet.recorders.maps import once_for_features
+from krnet.recorders.memory import block_numbers
 
 SEARCH_ROWS = 1024  # samples from which a search estimates sizes
 
@@ -90,6 +91,15 @@ class CodedRecorder(Recorder):
         basis, num_columns = self.stored_basis(shape, config)
         coded = stored_matrix(PREFIX, num_samples, num_columns, config.block_size)
         return {**stored_edges(shape), **basis, **coded}
+
+    def working_numbers(self, shape: Sequence[int], settings: Mapping[str, Any]) -> int:
+        config = from_dict(self.config_class, settings)
+        return block_numbers(config.block_size, self.stored_basis(shape, config)[1])
+
+    def floor_bytes(self, num_samples: int, shape: Sequence[int], settings: Mapping[str, Any]) -> int:
+        """With the tensors whose lengths are known; each number of them takes a byte at least."""
+        counted = [tensor.shape for tensor in self.stored(shape, num_samples, settings).values() if tensor.shape]
+        return super().floor_bytes(num_samples, shape, settings) + sum(map(math.prod, counted))
 
     def _learn_once(self, job: Job, config: Any) -> Any:
         return once_for_features(job, self.name, getattr(config, "components", None), lambda: self.learn(job, config))

@@ -30,11 +30,13 @@ from krnet.device import Graphed, exact_math, fast_math, free_bytes
 from krnet.features.feed import Feed
 from krnet.features.metrics import fidelity, r_squared
 from krnet.features.samples import Samples
-from krnet.features.stats import denormalise, normalise
+from krnet.features.stats import check_unchanged, denormalise, normalise
 from krnet.nn import layers
 from krnet.nn.muon import Muon
+from krnet.nn.paper_config import DecoderConfig
 from krnet.progress import Progress
 from krnet.recorders.base import Content, Job, Recorder, Replayer, Stored
+from krnet.recorders.memory import map_numbers
 from krnet.train.config import FitConfig
 from krnet.train.loop import Checkpoint, Outcome, train
 
@@ -86,6 +88,12 @@ def stored_packed(prefix: str, net: nn.Module, plan: Mapping[str, Rounding]) -> 
     num_weights = sum(map(math.prod, shapes.values()))
     stored["stream"] = Stored(dtype=torch.uint8, most_bytes=packed_bytes(shapes, plan), num_decoded=num_weights)
     return {prefix + name: tensor for name, tensor in stored.items()}
+
+
+def decoder_numbers(config: DecoderConfig) -> int:
+    """Numbers of the maps of the paper's decoder that exist at once while a sample is replayed."""
+    start_area, area = math.prod(config.start_size), config.height * config.width
+    return map_numbers(config.d0, config.c0 * start_area, config.c1 * area, config.channels * area)
 
 
 def stored_weights(prefix: str, net: nn.Module, dtype: torch.dtype = torch.float32) -> dict[str, Stored]:
@@ -259,7 +267,8 @@ def run_fit(recorder: Recorder, trainee: NetworkFit, settings: Mapping[str, Any]
         # The budget comes first: other settings follow from it, and the error names the first that differs.
         budget = {"budget": settings["most_bytes"]} if settings.get("most_bytes") else {}
         fingerprint = {"features": stats.digest, **budget, "run": trainee.feed.run, **settings, **fit_fingerprint(job)}
-        checkpoint = Checkpoint(job.checkpoint, fingerprint, job.fit.checkpoint_s)
+        check_inputs = partial(check_unchanged, job.source, stats.digest)
+        checkpoint = Checkpoint(job.checkpoint, fingerprint, job.fit.checkpoint_s, check_inputs)
     watch = job.watch
     try:
         outcome = train(

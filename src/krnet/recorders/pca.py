@@ -27,7 +27,6 @@ from krnet.coding.matrix import (
     CodedConfig,
     CodedMatrix,
     Matrix,
-    MatrixReader,
     encode,
     measure,
 )
@@ -36,11 +35,10 @@ from krnet.errors import NotARecordingError, SettingError
 from krnet.features.samples import Samples
 from krnet.io.archive import TensorStore
 from krnet.io.header import RESTORE
-from krnet.recorders.axes import AXES, FINEST, WORTH, Axes, least_squares, load_axes, principal_axes
+from krnet.recorders.axes import AXES, FINEST, WORTH, Axes, decode_axes, least_squares, load_axes, principal_axes
 from krnet.recorders.base import Job, Stored, register
-from krnet.recorders.basis import Basis, stored_matrix
+from krnet.recorders.basis import Basis, in_parts, stored_matrix
 from krnet.recorders.coded import SEARCH_ROWS, CodedRecorder
-from krnet.recorders.maps import normalised
 
 AXES_CONFIG = CodedConfig(step=1.0, block_size=MAX_BLOCK)  # the scaled axes are rounded to whole numbers
 
@@ -67,8 +65,7 @@ class Components(Basis):
         axes before they were coded, where they are known."""
         self.mean, self.scale, self.coded = mean, scale, coded
         self.num_columns = len(scale)
-        scaled = MatrixReader(coded, AXES_CONFIG, mean.device).read(torch.arange(len(mean)))
-        self.decoded_axes = (scaled / scale).T.contiguous()  # (k, values)
+        self.decoded_axes = decode_axes(coded, AXES_CONFIG, scale)  # (k, values)
         self._exact_axes = axes
 
     @cached_property
@@ -116,7 +113,8 @@ class PCARecorder(CodedRecorder):
         basis_bytes = {"mean": 2 * len(learned.mean), "scale": scale.nbytes}
         basis_bytes |= {f"{AXES}{name}": 0 for name in CODED_TENSORS}
         basis_bytes[f"{AXES}stream"] = round(measure(matrix, AXES_CONFIG, max_rows=SEARCH_ROWS).size_bytes)
-        project = lambda ids: (normalised(job, ids).flatten(1) - learned.mean) @ axes.T  # noqa: E731
+        forward = lambda x: (x.flatten(1) - learned.mean) @ axes.T  # noqa: E731
+        project = lambda ids: in_parts(job, ids, forward)  # noqa: E731
         return Matrix(project, len(job.source), len(axes)), replace(config, components=len(axes)), basis_bytes
 
     def _scale_axes(self, job: Job, config: PCAConfig, learned: Axes) -> tuple[Tensor, Tensor, Matrix]:

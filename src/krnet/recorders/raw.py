@@ -3,11 +3,12 @@
     values (N, *shape) -> the file -> values[ids]
 
 Nothing is fitted. float32 has no error; float16 halves the bytes and rounds to 11 significant bits. By default float16
-features are stored as float16, and all others as float32.
+features are stored as float16, and all others as float32. Features and replays pass through the memory in blocks.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,28 +20,28 @@ from krnet.config import check_choice, from_dict
 from krnet.device import dtype_name
 from krnet.errors import FeatureError, NotARecordingError, SettingError
 from krnet.features.samples import Samples
+from krnet.io.stored_rows import MadeRows, Rows, block_header_bytes
 from krnet.recorders.base import (
     Content,
     Job,
     Recorder,
     Replayer,
+    RowStore,
     Stored,
-    TensorStore,
     file_bytes,
     register,
     tensor_bytes,
 )
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
-CHUNK_BYTES = 64 << 20  # bytes of features read at once
 
 
 class RawReplayer(Replayer):
-    def __init__(self, values: Tensor, device: torch.device):
+    def __init__(self, values: Rows, device: torch.device):
         self.values, self.device = values, device
 
     def decode(self, ids: Tensor, *, fast: bool = False) -> Tensor:
-        return self.values[ids].to(self.device).float()
+        return self.values.take(ids).to(self.device).float()
 
     def project(self, features: Tensor) -> Tensor:
         projected = features.to(self.values.dtype).float()
@@ -76,22 +77,25 @@ class RawRecorder(Recorder):
 
     def fit(self, job: Job) -> Content:
         name = from_dict(RawConfig, job.settings).dtype or default_dtype(job)
-        values = torch.empty((len(job.source), *job.source.shape), dtype=DTYPES[name])
-        num_samples = max(1, CHUNK_BYTES // job.source.sample_bytes)
-        for ids in torch.arange(len(job.source)).split(num_samples):
-            values[ids[0] : ids[-1] + 1] = job.source.read(ids)
-        if not values.isfinite().all():
+        dtype, source = DTYPES[name], job.source
+        if not torch.stack([job.stats.low.min(), job.stats.high.max()]).to(dtype).isfinite().all():
             low, high = job.stats.low.min().item(), job.stats.high.max().item()
             limit = torch.finfo(DTYPES[name]).max
             raise SettingError(
                 f"dtype is {name}, which ends at {limit:g}; the values run from {low:g} to {high:g}. Take dtype float32"
             )
-        return Content(tensors={"values": values}, settings={"dtype": name})
+
+        def read(start: int, stop: int) -> Tensor:
+            return source.read(torch.arange(start, stop)).to(dtype)
+
+        values = MadeRows((len(source), *source.shape), dtype, read)
+        return Content(tensors={}, settings={"dtype": name}, made={"values": values})
 
     def for_budget(self, job: Job, budget: int) -> dict[str, Any]:
         """The default dtype where that fits the budget; else float16, if all values are in its range."""
         default: dict[str, Any] = {"dtype": default_dtype(job)}
         size = file_bytes(job, self.stored(job.source.shape, len(job.source), default), default)
+        size += block_header_bytes(len(job.source), math.prod(job.source.shape) * DTYPES[default["dtype"]].itemsize)
         largest = max(-job.stats.low.min().item(), job.stats.high.max().item())
         half = size > budget and largest <= torch.finfo(torch.float16).max
         return {**({"dtype": "float16"} if half else default), **job.settings}
@@ -104,11 +108,11 @@ class RawRecorder(Recorder):
         return {"values": Stored((num_samples, *shape), DTYPES[settings["dtype"] or "float32"])}
 
     def replay(
-        self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device
+        self, samples: Samples, settings: Mapping[str, Any], store: RowStore, device: torch.device
     ) -> RawReplayer:
         name = settings.get("dtype")
         if not isinstance(name, str) or name not in DTYPES:
             raise NotARecordingError(f"values of type {name!r}; expected one of {', '.join(DTYPES)}. Record again")
         return RawReplayer(
-            store.tensor("values", shape=(samples.num_samples, *samples.shape), dtype=DTYPES[name]), device
+            store.rows("values", shape=(samples.num_samples, *samples.shape), dtype=DTYPES[name]), device
         )

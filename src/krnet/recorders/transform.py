@@ -9,8 +9,9 @@ quantisation step serves all. Vectors have the KLT alone; features with more axe
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from krnet.recorders.coded import CodedRecorder
 from krnet.recorders.maps import mean_map, normalised_chunks
 
 MAX_AXIS_SIZE = 4096  # the transform of an axis is a (size, size) matrix
+DCT_COPIES = 4  # float32 numbers for each of its numbers, which are computed as float64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +65,7 @@ class KLTxDCT(Basis):
 def dct(size: int) -> Tensor:
     """The orthonormal DCT-II as a matrix (frequencies, positions)."""
     k = torch.arange(size, dtype=torch.float64)
-    matrix = (math.pi / size * k[:, None] * (k + 0.5)).cos() * math.sqrt(2 / size)
+    matrix = (math.pi / size * k[:, None] * (k + 0.5)).cos_().mul_(math.sqrt(2 / size))
     matrix[0] /= math.sqrt(2)
     return matrix.float()
 
@@ -97,6 +99,10 @@ class TransformRecorder(CodedRecorder):
         shape = tuple(shape or (1,))
         basis = {"mean": Stored(shape, torch.float16), "klt": Stored((shape[0], shape[0]), torch.float16)}
         return basis, math.prod(shape)
+
+    def working_numbers(self, shape: Sequence[int], settings: Mapping[str, Any]) -> int:
+        dct_numbers = sum(DCT_COPIES * size**2 for size in (*shape[1:], *shape[:1]))  # the KLT is such a matrix, too
+        return super().working_numbers(shape, settings) + dct_numbers
 
     def restore(
         self, samples: Samples, config: TransformConfig, store: TensorStore, low: Tensor, high: Tensor

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from krnet.io.atomic import refuse_overwriting
+from krnet.io.overlap import refuse_overlap
 from krnet.report.page import write_page
 from krnet.report.pictures import write_pictures
 from krnet.report.sections import Chosen, Report, make_report
@@ -27,7 +27,7 @@ def write_report(
     pictures: Path | None = None,
 ) -> Report:
     """Write the page of rows that were read from the inputs, and with `pictures` a PNG and SVG of each figure there."""
-    refuse_overwriting([out], inputs)
+    refuse_overlap("report", [out], inputs)
     report = make_report(_title(inputs), _describe(rows, inputs), rows, recipes)
     write_page(out, report)
     if pictures is not None:

@@ -14,6 +14,7 @@ from krnet.config import check_choice, check_int, check_range
 
 SCHEDULES = {"fast": 6000, "paper": 40000}
 """Learning-rate schedules and their default number of iterations."""
+MAX_LR = 1e6  # far above any that trains; optimizers compute in float32, which ends at 3.4e38
 MIN_HEAD_SAMPLES = 32  # samples per batch that head_share cannot go below
 
 
@@ -61,7 +62,9 @@ class FitConfig:
             check_range("stop_at_r2", self.stop_at_r2, -math.inf, 1)
         if self.time_budget is not None:
             check_range("time_budget", self.time_budget, 1e-3)
-        for name in ("lr", "muon_lr", "gamma", "checkpoint_s"):
+        for name in ("lr", "muon_lr"):
+            check_range(name, getattr(self, name), 0, MAX_LR)
+        for name in ("gamma", "checkpoint_s"):
             check_range(name, getattr(self, name), 0)
         check_range("head_share", self.head_share, 0, 1)
 

@@ -10,9 +10,11 @@ A killed run resumes from its last checkpoint and ends with the same tensors.
 from __future__ import annotations
 
 import math
+import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,10 +25,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from krnet.errors import NonFiniteLossError, RecordingError, ResumeError
+from krnet.errors import InputError, KrnetWarning, NonFiniteLossError, RecordingError, ResumeError
 from krnet.io import archive
 from krnet.progress import Progress, Watch
 
+KIND = "checkpoint"  # of a file, in its metadata
 LOSSES = "loop.losses"  # tensor of a checkpoint: the losses since the last check
 # Iterations between checks of the loss. Reading it waits for the device, so not at every step. Not in seconds: the
 # iteration at which a run reaches its target must not depend on the speed of the machine.
@@ -59,9 +62,18 @@ class Checkpoint:
     path: Path
     fingerprint: dict[str, Any]
     every_s: float = 60.0
+    check_inputs: Callable[[], None] | None = None
+    """Raises an error if what the run learns from has changed; called before each save."""
+
+    def check(self) -> None:
+        """Refuse a file of this name that no fit has written: it is someone's, and would be overwritten."""
+        refuse_foreign(self.path)
 
     def save(self, trainee: Trainee, iteration: int, seconds: float, losses: list[Tensor]) -> None:
-        metadata = {"kind": "checkpoint", "fingerprint": self.fingerprint}
+        self.check()
+        if self.check_inputs is not None:
+            self.check_inputs()
+        metadata = {"kind": KIND, "fingerprint": self.fingerprint, "threads": torch.get_num_threads()}
         state = {**trainee.state(), LOSSES: torch.stack(losses) if losses else torch.zeros(0)}
         archive.write(self.path, state, {**metadata, "iteration": iteration, "seconds": seconds})
 
@@ -82,12 +94,47 @@ class Checkpoint:
                     f"Give the same features and settings; those left out, such as a budget, have their defaults. Or "
                     f"remove the checkpoint to start afresh"
                 )
+        self._compare_threads(saved.metadata.get("threads"))
         losses = list(state.pop(LOSSES))
         trainee.load_state(state)
         return int(saved.metadata["iteration"]), float(saved.metadata["seconds"]), losses
 
+    def _compare_threads(self, before: Any) -> None:
+        """Say so if another number of threads goes on: sums are then rounded otherwise."""
+        now = torch.get_num_threads()
+        if type(before) is int and before != now and not torch.cuda.is_initialized():
+            warnings.warn(
+                f"{self.path}: was saved with {before} threads, and this process has {now}. It goes on; the result "
+                f"will differ in its last digits from that of a run without a stop. For the same bits set "
+                f"OMP_NUM_THREADS={before}",
+                KrnetWarning,
+                stacklevel=2,
+            )
+
     def remove(self) -> None:
-        self.path.unlink(missing_ok=True)
+        remove_checkpoint(self.path)
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a file is a checkpoint, even a damaged one; False for another file, or none."""
+    try:
+        return bool(archive.open_archive(path).metadata.get("kind") == KIND)
+    except RecordingError:
+        return archive.has_magic(path)
+
+
+def refuse_foreign(path: Path) -> None:
+    if os.path.lexists(path) and not is_checkpoint(path):
+        raise InputError(
+            f"{path}: is no checkpoint of krnet, and a fit keeps its checkpoint under this name; rename that file, or "
+            f"choose another output"
+        )
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Remove a checkpoint; another file of that name stays."""
+    if is_checkpoint(path):
+        path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -128,6 +175,8 @@ def train(
     assert max_iterations is not None or time_budget_s is not None, "nothing would ever stop this run"
     iteration, earlier_s = 0, 0.0
     losses: list[Tensor] = []
+    if checkpoint and not resume:
+        checkpoint.check()
     if checkpoint and resume:
         iteration, earlier_s, losses = checkpoint.restore(trainee)
     start_time = save_time = time.perf_counter()

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from krnet import api
 from krnet.data import augment
-from krnet.errors import BudgetError
+from krnet.errors import BudgetError, ResumeError
+from krnet.io import archive
 from krnet.learners.base import Context
 from krnet.learners.kril.settings import KrilConfig
 from krnet.progress import Watch
@@ -60,10 +61,19 @@ class RecorderFit:
             raise self.too_large(error.needed) from error
 
     def result(self) -> dict[str, Tensor]:
-        return {"samples": torch.tensor(len(self.labels))}  # the recording file is the result
+        # The recording file is the result; its checksum binds it to the run.
+        checksum = bytes.fromhex(archive.open_archive(self.path).checksum)
+        return {"samples": torch.tensor(len(self.labels)), "checksum": torch.tensor(list(checksum), dtype=torch.uint8)}
 
     def take(self, result: dict[str, Tensor]) -> None:
-        pass
+        expected = result.get("checksum")  # files of earlier versions lack it
+        if expected is None:
+            return
+        if bytes(expected.tolist()).hex() != archive.open_archive(self.path).checksum:
+            raise ResumeError(
+                f"{self.path}: is not the file that this run wrote, but another run's, or changed since. Put the file "
+                f"of this run back, or start again in another folder"
+            )
 
 
 class Recordings:
@@ -225,7 +235,7 @@ class Recordings:
             return
         shares = ((self.counts[0], self._budget_bytes(0)), (sum(self.counts), self.budget))
         for num_samples, share_bytes in shares:
-            min_bytes = self.recorder.least_bytes(num_samples, self.shape, self.config.recorder_settings)
+            min_bytes = self.recorder.floor_bytes(num_samples, self.shape, self.config.recorder_settings)
             if min_bytes > share_bytes:
                 raise BudgetError(self._over_budget(min_bytes, num_samples, share_bytes))
 

@@ -42,8 +42,9 @@ from krnet.recorders.autoencoder.network import (
     unpack,
 )
 from krnet.recorders.base import Content, Job, Stored, register
-from krnet.recorders.fit import NetworkFit, NetworkReplayer, run_fit
+from krnet.recorders.fit import NetworkFit, NetworkReplayer, decoder_numbers, run_fit
 from krnet.recorders.maps import normalised
+from krnet.recorders.memory import block_numbers
 from krnet.recorders.presets import PresetRecorder
 from krnet.train.loop import Outcome
 
@@ -148,6 +149,10 @@ class AutoencoderRecorder(PresetRecorder):
 
     def stored(self, shape: Sequence[int], num_samples: int, settings: Mapping[str, Any]) -> dict[str, Stored]:
         return stored_tensors(num_samples, from_dict(AutoencoderConfig, settings))
+
+    def working_numbers(self, shape: Sequence[int], settings: Mapping[str, Any]) -> int:
+        config = from_dict(AutoencoderConfig, settings)
+        return decoder_numbers(config) + block_numbers(config.block_size, config.code_width)
 
     def replay(
         self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device

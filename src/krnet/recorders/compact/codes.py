@@ -102,12 +102,15 @@ class CodesFit(NetworkFit):
         self.lr_share.fill_(lr_share)
 
     def state(self) -> dict[str, Tensor]:
-        return super().state() | {"codes": self.codes, "step_size": self.step_size}
+        # lr_share, too: the next step may look at that of the one before.
+        return super().state() | {"codes": self.codes, "step_size": self.step_size, "lr_share": self.lr_share}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         super().load_state(state)
         self.codes.copy_(state["codes"])
         self.step_size.copy_(state["step_size"])
+        if "lr_share" in state:  # checkpoints of earlier versions lack it
+            self.lr_share.copy_(state["lr_share"])
 
 
 def content_with_codes(

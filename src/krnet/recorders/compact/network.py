@@ -23,10 +23,11 @@ from krnet.errors import InputError, NotARecordingError
 from krnet.io.archive import TensorStore
 from krnet.io.header import RESTORE
 from krnet.nn.sizing import map_shape
-from krnet.recorders.axes import AXES, load_axes
+from krnet.recorders.axes import AXES, decode_axes, load_axes
 from krnet.recorders.base import Stored
 from krnet.recorders.basis import stored_edges, stored_matrix
 from krnet.recorders.fit import NET, stored_packed
+from krnet.recorders.memory import block_numbers, map_numbers
 
 CODES = "codes."  # prefix of the tensors that hold the coded codes
 AXES_CODING = CodedConfig(step=1.0, centroid=0.0, block_size=MAX_BLOCK)  # scaled axes are decoded to whole numbers
@@ -177,6 +178,13 @@ def stored_tensors(shape: Sequence[int], num_samples: int, config: CompactConfig
     return stored
 
 
+def working_numbers(shape: Sequence[int], config: CompactConfig) -> int:
+    """Numbers that exist at once while a few samples are replayed: a block of codes, and the network's maps."""
+    num_values = math.prod(shape)
+    area = num_values // (shape[0] if shape else 1)
+    return block_numbers(config.block_size, config.components or num_values) + map_numbers(num_values, config.c1 * area)
+
+
 def zero_map(shape: tuple[int, ...], low: Tensor, high: Tensor) -> Tensor:
     """(values,): what the feature value 0 becomes when its channel's range [low, high] is scaled to [0, 1]."""
     zero = torch.where(high > low, -low / (high - low), 0.0).clamp(0, 1)
@@ -202,8 +210,7 @@ def read_network(shape: tuple[int, ...], config: CompactConfig, store: TensorSto
     if k:
         coded = load_axes(store, num_values, k)
         scale = store.tensor("scale", shape=(k,), dtype=torch.float16).float()
-        axes = MatrixReader(coded, AXES_CODING, torch.device("cpu")).read(torch.arange(num_values)).T / scale[:, None]
-        weights["axes"] = axes.contiguous()  # (k, values)
+        weights["axes"] = decode_axes(coded, AXES_CODING, scale)  # (k, values)
         weights["mean"] = store.tensor("mean", shape=(num_values,), dtype=torch.float16).float()
     else:
         low, high = (store.tensor(n, shape=(net.shape[0],), dtype=torch.float32) for n in ("low", "high"))

@@ -35,6 +35,7 @@ from krnet.recorders.compact.network import (
     read_config,
     read_network,
     stored_tensors,
+    working_numbers,
 )
 from krnet.recorders.compact.projection import CompactReplayer
 from krnet.recorders.compact.values_fit import DEAD_ZONE, ValuesFit
@@ -88,6 +89,9 @@ class CompactRecorder(Recorder):
 
     def stored(self, shape: Sequence[int], num_samples: int, settings: Mapping[str, Any]) -> dict[str, Stored]:
         return stored_tensors(shape, num_samples, from_dict(CompactConfig, settings))
+
+    def working_numbers(self, shape: Sequence[int], settings: Mapping[str, Any]) -> int:
+        return working_numbers(shape, from_dict(CompactConfig, settings))
 
     def replay(
         self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device

@@ -1,7 +1,7 @@
 """The images of recorder images: settings, the images to record, and those that a recording holds.
 
     images (N, C, H, W) or (N, H, W, C) uint8 -> ImageSource.encode -> bytes of each      (krnet/coding/image_codec.py)
-    the file -> RecordedImages -> images(ids): decoded, (B, C, H, W) uint8
+    bytes of each -> SpooledImages -> tensors of the file; the file -> RecordedImages -> images(ids): decoded, uint8
 
 The trunk, which makes features of the images, is in recorder.py.
 """
@@ -9,21 +9,35 @@ The trunk, which makes features of the images, is in recorder.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from krnet.coding.image_codec import CHANNELS, EncodedImages, ImageEncoding, encode_images
+from krnet.coding.image_codec import (
+    CHANNELS,
+    EncodedImages,
+    ImageEncoding,
+    as_tensor,
+    common_prefix,
+    encode_images,
+    length_tensor,
+)
 from krnet.config import check_choice, check_int, check_range, from_dict
 from krnet.errors import InputError, NotARecordingError, SettingError
 from krnet.features.source import FeatureSource, open_features
-from krnet.io.archive import TensorStore
+from krnet.io.archive import RowStore
+from krnet.io.stored_rows import MadeRows, Rows
 
 MAX_SIDE = 4096  # pixels; bounds the memory that a few bytes of a file can ask for
-CHUNK_BYTES = 64 << 20  # bytes of images, as float32, that are handled at once
+TRUNK_SETTINGS = ("trunk", "trunk_results")  # of the file: the trunk's fingerprint, and what it makes of a few images
+CHUNK_BYTES = 16 << 20  # bytes of images, as float32, that are handled at once; a trunk takes several times as much
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +53,7 @@ class ImagesConfig(ImageEncoding):
             values = getattr(self, name)
             values = tuple(values) if isinstance(values, (tuple, list)) else (values,)
             for value in values:
-                check_range(name, value, lowest)
+                check_range(name, value, lowest, 1e6)
             object.__setattr__(self, name, values)
 
     def check_channels(self, channels: int) -> None:
@@ -87,6 +101,18 @@ def chunk_samples(shape: Iterable[int]) -> int:
     return max(1, min(1024, CHUNK_BYTES // (4 * math.prod(shape))))
 
 
+def read_shape(settings: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Channels, height and width of the images, from the settings of a file."""
+    shape = settings.get("image_shape")
+    if not isinstance(shape, (list, tuple)) or len(shape) != 3:
+        raise SettingError(f"image_shape is {shape!r:.99}; expected three sizes")
+    channels, height, width = shape
+    check_choice("channels", channels, CHANNELS)
+    for side in (height, width):
+        check_int("image_shape", side, 1, MAX_SIDE)
+    return channels, height, width
+
+
 @dataclass(frozen=True, eq=False)
 class RecordedImages(EncodedImages):
     """The images of a recording."""
@@ -94,23 +120,69 @@ class RecordedImages(EncodedImages):
     config: ImagesConfig
 
     @classmethod
-    def read(cls, settings: Mapping[str, Any], store: TensorStore, num_samples: int) -> RecordedImages:
-        own = {name: value for name, value in settings.items() if name not in ("image_shape", "trunk")}
-        shape = settings.get("image_shape")
+    def read(cls, settings: Mapping[str, Any], store: RowStore, num_samples: int) -> RecordedImages:
+        own = {name: value for name, value in settings.items() if name not in ("image_shape", *TRUNK_SETTINGS)}
         try:
             config = from_dict(ImagesConfig, own)
-            if not isinstance(shape, (list, tuple)) or len(shape) != 3:
-                raise SettingError(f"image_shape is {shape!r:.99}; expected three sizes")
-            channels, height, width = shape
-            check_choice("channels", channels, CHANNELS)
-            for side in (height, width):
-                check_int("image_shape", side, 1, MAX_SIDE)
-            config.check_channels(channels)
-        except InputError as error:
+            shape = read_shape(settings)
+            config.check_channels(shape[0])
+        except (InputError, TypeError, OverflowError) as error:
             raise NotARecordingError(f"settings of recorder images refused: {error}. Record again") from error
-        tensors = {"lengths": store.tensor("lengths", shape=(num_samples,))}
-        tensors |= {name: store.tensor(name, dtype=torch.uint8) for name in ("stream", "start")}
-        return cls.from_tensors(tensors, config, (channels, height, width))
+        lengths = store.tensor("lengths", shape=(num_samples,))
+        prefix = store.tensor("start", dtype=torch.uint8).numpy().tobytes()
+        stream = StoredStream(store.rows("stream", dtype=torch.uint8))
+        return cls.from_stream(stream, lengths, prefix, config, shape)
+
+
+@dataclass(frozen=True, eq=False)
+class StoredStream:
+    """The bytes of a tensor, read from its file when they are needed."""
+
+    rows: Rows
+
+    def __len__(self) -> int:
+        return math.prod(self.rows.shape)
+
+    def __getitem__(self, part: slice) -> bytes:
+        start, stop, _ = part.indices(len(self))
+        return bytes(self.rows.read(start, max(start, stop)).numpy())
+
+
+class SpooledImages:
+    """Encoded images on their way to a recording: in a temporary file without a name, so that memory stays bounded."""
+
+    def __init__(self, folder: Path | None):
+        self.file: BinaryIO = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  closed with this object
+        self.ends: list[int] = []
+        self.prefix: bytes | None = None
+
+    def add(self, contents: Iterable[bytes]) -> SpooledImages:
+        for content in contents:
+            self.file.write(content)
+            self.ends.append((self.ends[-1] if self.ends else 0) + len(content))
+            self.prefix = content if self.prefix is None else common_prefix([self.prefix, content])
+        self.file.flush()
+        return self
+
+    def tensors(self) -> tuple[dict[str, Tensor], dict[str, MadeRows]]:
+        """The tensors of the file, as EncodedImages.tensors has them; the stream is made from the temporary file."""
+        prefix = self.prefix or b""
+        ends = np.array(self.ends, np.int64)
+        lengths = np.diff(ends, prepend=0) - len(prefix)
+        own_ends = np.cumsum(lengths)  # in the stream, which has the prefix of none
+
+        def read(start: int, stop: int) -> Tensor:
+            """Bytes start:stop of the stream."""
+            parts, index = [], int(np.searchsorted(own_ends, start, side="right"))
+            while start < stop:
+                end = min(stop, int(own_ends[index]))
+                position = int(ends[index]) - (int(own_ends[index]) - start)
+                parts.append(os.pread(self.file.fileno(), end - start, position))
+                start, index = end, index + 1
+            return as_tensor(b"".join(parts))
+
+        stream = MadeRows((int(lengths.sum()),), torch.uint8, read)
+        return {"lengths": length_tensor(lengths), "start": as_tensor(prefix)}, {"stream": stream}
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,12 +210,11 @@ class ImageSource:
             found.insert(0, self.earlier.images(ids[ids < self.num_earlier]))
         return torch.cat(found)
 
-    def encode(self, ids: Tensor, config: ImagesConfig) -> list[bytes]:
+    def encode(self, ids: Tensor, config: ImagesConfig) -> Iterator[bytes]:
         """ids in rising order -> the bytes of each image. Earlier images with the same encoding keep their bytes."""
-        found = list[bytes]()
         if self.earlier is not None and self.earlier.config.encoding == config.encoding:
-            found += [self.earlier.content(index) for index in ids[ids < self.num_earlier].tolist()]
+            for index in ids[ids < self.num_earlier].tolist():
+                yield self.earlier.content(index)
             ids = ids[ids >= self.num_earlier]
         for chunk in ids.split(chunk_samples(self.shape)):
-            found += encode_images(self.read(chunk), config)
-        return found
+            yield from encode_images(self.read(chunk), config)

@@ -5,7 +5,8 @@
 
 The trunk, a network from images to features, is not in the file: an incremental learner has it anyway. It is given as
 a module when recording and again when opening (`krnet.open(path, trunk=...)`, `--trunk` on the command line). Its
-weights must be the same both times: the file holds their fingerprint.
+weights must be the same both times, and what it computes: the file holds a fingerprint of the weights, and what the
+trunk made of two fixed images.
 
 With a budget, the smaller lossless codec (WebP or PNG) is taken if it fits. Else JPEG at 4:4:4, JPEG at 4:2:0 and lossy
 WebP compete, each at the highest quality that fits; the one with the least error of the features on a few images wins.
@@ -19,8 +20,9 @@ not, because the budget has to hold more images now, the decoded images are enco
 from __future__ import annotations
 
 import copy
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
@@ -36,14 +38,34 @@ from krnet.device import exact_math, fast_math
 from krnet.errors import InputError, NotARecordingError
 from krnet.features.samples import Samples
 from krnet.features.stats import normalise
-from krnet.io.archive import TensorStore
-from krnet.nn.fingerprint import fingerprint
-from krnet.recorders.base import Content, Earlier, Job, Recorder, Replayer, Stored, overhead_bytes, register
+from krnet.io.archive import RowStore
+from krnet.io.stored_rows import RESIDENT_BYTES, block_header_bytes
+from krnet.nn.fingerprint import behaviour, fingerprint, is_behaviour, same_behaviour
+from krnet.recorders.base import (
+    PROBE_SAMPLES,
+    Content,
+    Earlier,
+    Job,
+    Recorder,
+    Replayer,
+    Stored,
+    overhead_bytes,
+    register,
+)
 from krnet.recorders.basis import stored_edges
-from krnet.recorders.images.codec import ImagesConfig, ImageSource, RecordedImages, chunk_samples, open_images
+from krnet.recorders.images.codec import (
+    ImagesConfig,
+    ImageSource,
+    RecordedImages,
+    SpooledImages,
+    chunk_samples,
+    open_images,
+    read_shape,
+)
 
 CHECK_SAMPLES = 64  # samples that check whether trunk, images and features belong together
 MIN_CHECK_R2 = 0.99  # of these samples: features made in 16 bits pass, features of another trunk do not
+IMAGE_COPIES = 6  # float32 numbers for each value of an image, from its pixels to the trunk's input
 SEARCH_SAMPLES = 256  # images from which a search for a budget estimates sizes and errors
 OPEN_WITH = (
     "Open it with krnet.open(path, trunk=MODULE), or --trunk on the command line: the module that its features were "
@@ -58,21 +80,37 @@ class Network:
     """A copy of the trunk, on the device and in evaluation mode."""
 
     def __init__(self, trunk: Any, config: ImagesConfig, shape: tuple[int, ...], device: torch.device):
-        self.module = copy.deepcopy(trunk).to(device).eval().requires_grad_(False)
+        with torch.no_grad():  # otherwise copied TorchScript parameters carry a gradient history
+            self.module = copy.deepcopy(trunk).to(device).eval()
+        for weight in self.module.parameters():  # TorchScript has no requires_grad_ of its own
+            weight.requires_grad_(False)
         self.config, self.shape, self.device = config, shape, device
 
     @torch.inference_mode()
     def features(self, images: Tensor, fast: bool = False) -> Tensor:
         """images (n, C, H, W) uint8 -> float32 (n, *shape) on the device"""
-        found = []
-        for chunk in images.split(chunk_samples(images.shape[1:])):
+        # Made first: small results between the large inputs would leave the memory of these in pieces.
+        result = torch.empty(len(images), *self.shape, device=self.device)
+        for start, chunk in enumerate_parts(images, chunk_samples(images.shape[1:])):
             with fast_math(self.device) if fast else exact_math():
                 made = self.module(self.config.standardise(chunk.to(self.device)))
             if not isinstance(made, Tensor) or made.shape != (len(chunk), *self.shape):
                 what = tuple(made.shape[1:]) if isinstance(made, Tensor) else type(made).__name__
                 raise InputError(f"the trunk makes features of {what}; the recorded ones are {self.shape}")
-            found.append(made.float())
-        return torch.cat(found) if found else torch.empty(0, *self.shape, device=self.device)
+            result[start : start + len(chunk)] = made
+        return result
+
+    def describe(self, image_shape: Sequence[int]) -> dict[str, Any]:
+        """The settings by which a file knows its trunk again."""
+        results = behaviour(self.features, image_shape)
+        known = {"trunk_results": results} if all(map(math.isfinite, results)) else {}
+        return {"trunk": fingerprint(self.module), **known}
+
+
+def enumerate_parts(values: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
+    """(place of the first, values) of each part of at most `size`."""
+    for start in range(0, len(values), size):
+        yield start, values[start : start + size]
 
 
 def check_trunk(trunk: Any) -> nn.Module:
@@ -88,14 +126,23 @@ def check_trunk(trunk: Any) -> nn.Module:
 
 
 class ImagesReplayer(Replayer):
-    def __init__(self, encoded: RecordedImages, trunk_fingerprint: str, shape: tuple[int, ...], device: torch.device):
-        self.encoded, self.trunk_fingerprint = encoded, trunk_fingerprint
+    def __init__(
+        self, encoded: RecordedImages, settings: Mapping[str, Any], shape: tuple[int, ...], device: torch.device
+    ):
+        self.encoded, self.trunk_fingerprint = encoded, settings["trunk"]
+        self.trunk_results: list[float] | None = settings.get("trunk_results")  # older files have none
         self.shape, self.device = shape, device
+        self.chunk = chunk_samples(encoded.shape)
         self._network: Network | None = None
 
     def decode(self, ids: Tensor, *, fast: bool = False) -> Tensor:
         unique, index = ids.unique(return_inverse=True)
-        features = self.network().features(self.encoded.images(unique), fast)
+        # As many images at once as their size allows: that of the features says nothing about it. They come before the
+        # network, so that images of another size than the header says are noticed first.
+        features = torch.empty(len(unique), *self.shape, device=self.device)
+        for start, part in enumerate_parts(unique, self.chunk):
+            images = self.encoded.images(part)
+            features[start : start + len(part)] = self.network().features(images, fast)
         return features[index.to(self.device)]
 
     def network(self) -> Network:
@@ -109,7 +156,16 @@ class ImagesReplayer(Replayer):
                     f"the trunk has the weights {found}; the images were recorded with {self.trunk_fingerprint}: "
                     f"features of another trunk would be others. {OPEN_WITH}"
                 )
-            self._network = Network(self.trunk, self.encoded.config, self.shape, self.device)
+            network = Network(self.trunk, self.encoded.config, self.shape, self.device)
+            if self.trunk_results is not None:
+                found_results = behaviour(network.features, self.encoded.shape)
+                if not same_behaviour(found_results, self.trunk_results):
+                    raise InputError(
+                        f"the trunk has the weights that the images were recorded with, and computes something else: "
+                        f"{found_results[0]:g} where it was {self.trunk_results[0]:g}. Another activation, or another "
+                        f"order of its layers? {OPEN_WITH}"
+                    )
+            self._network = network
         return self._network
 
 
@@ -125,11 +181,13 @@ class ImagesRecorder(Recorder):
         inputs = Inputs.of(job)
         images, config = inputs.images, inputs.config
         started = time.perf_counter()
-        check_features_match(job, images, inputs.network(job))
-        encoded = RecordedImages.of(images.encode(torch.arange(len(images)), config), config, images.shape)
-        tensors = {"low": job.stats.low, "high": job.stats.high, **encoded.tensors()}
-        settings = {**asdict(config), "image_shape": images.shape, "trunk": fingerprint(inputs.trunk)}
-        return Content(tensors=tensors, settings=settings, seconds=time.perf_counter() - started)
+        network = inputs.network(job)
+        check_features_match(job, images, network)
+        spooled = SpooledImages(None if job.checkpoint is None else job.checkpoint.parent)
+        encoded, made = spooled.add(images.encode(torch.arange(len(images)), config)).tensors()
+        tensors = {"low": job.stats.low, "high": job.stats.high, **encoded}
+        settings = {**asdict(config), "image_shape": images.shape, **network.describe(images.shape)}
+        return Content(tensors=tensors, settings=settings, seconds=time.perf_counter() - started, made=made)
 
     def for_budget(self, job: Job, budget: int) -> dict[str, Any]:
         """The smaller lossless codec if it fits; else the lossy one with the least error of the features.
@@ -140,30 +198,38 @@ class ImagesRecorder(Recorder):
         images = inputs.images
         network = inputs.network(job)
         ids = evenly_spaced(len(images), SEARCH_SAMPLES)
-        expected = normalise(job.source.read(ids).to(job.device), job.stats.low, job.stats.high)
         fixed_bytes = (
             overhead_bytes(job, len(self.stored(job.source.shape, len(images), {})), asdict(inputs.config))
-            + 200  # of settings that are not yet known: image_shape and the trunk's fingerprint
+            + 400  # of settings that are not yet known: image_shape and what tells the trunk
             + 8 * len(job.stats.low)
         )
 
-        @cache
-        def encoded(config: ImagesConfig) -> list[bytes]:
-            return images.encode(ids, config)
-
-        def size(config: ImagesConfig, contents: list[bytes] | None = None) -> float:
+        def size_of(contents: Iterable[bytes]) -> float:
             """Bytes of the file, estimated from a few images; from all contents, an upper bound within a kilobyte."""
-            contents = contents or encoded(config)
-            prefix_bytes = len(common_prefix(contents))
-            length_bytes = 2 if max(map(len, contents)) < 2**16 else 4
-            image_bytes = sum(map(len, contents)) / len(contents) - prefix_bytes + length_bytes
-            return fixed_bytes + prefix_bytes + image_bytes * len(images)
+            sizes, prefix = [], None
+            for content in contents:
+                sizes.append(len(content))
+                prefix = content if prefix is None else common_prefix([prefix, content])
+            prefix_bytes, length_bytes = len(prefix or b""), 2 if max(sizes) < 2**16 else 4
+            image_bytes = sum(sizes) / len(sizes) - prefix_bytes + length_bytes
+            stream_bytes = image_bytes * len(images)
+            blocks = block_header_bytes(round(stream_bytes), 1) if stream_bytes > RESIDENT_BYTES else 0
+            return fixed_bytes + prefix_bytes + stream_bytes + blocks
+
+        @cache
+        def size(config: ImagesConfig) -> float:
+            return size_of(images.encode(ids, config))
 
         def error(config: ImagesConfig) -> float:
             """Mean squared error of the normalised features."""
-            decoded = [decode_image(content, config.codec, images.shape) for content in encoded(config)]
-            made = normalise(network.features(torch.stack(decoded)), job.stats.low, job.stats.high, clamp=False)
-            return (made - expected).square().mean().item()
+            square_sum, count = 0.0, 0
+            for part in ids.split(chunk_samples(images.shape)):
+                decoded = [decode_image(content, config.codec, images.shape) for content in images.encode(part, config)]
+                expected = normalise(job.source.read(part).to(job.device), job.stats.low, job.stats.high)
+                made = normalise(network.features(torch.stack(decoded)), job.stats.low, job.stats.high, clamp=False)
+                square_sum += (made - expected).square().mean().item() * len(part)
+                count += len(part)
+            return square_sum / count
 
         def qualities(config: ImagesConfig) -> tuple[int, int]:
             """The lowest and the highest quality to search."""
@@ -183,7 +249,7 @@ class ImagesRecorder(Recorder):
                 # All images may take more bytes than the few predict: lower the quality until the file fits.
                 for quality in range(best.quality, qualities(best)[0] - 1, -1):
                     config = replace(best, quality=quality)
-                    if size(config, images.encode(torch.arange(len(images)), config)) <= budget:
+                    if size_of(images.encode(torch.arange(len(images)), config)) <= budget:
                         return searched_settings(config)
         return searched_settings(min(measured, key=size))
 
@@ -191,14 +257,24 @@ class ImagesRecorder(Recorder):
         contents = {"lengths": Stored((num_samples,)), "stream": Stored(), "start": Stored()}
         return {**stored_edges(shape), **contents}
 
+    def working_numbers(self, shape: Sequence[int], settings: Mapping[str, Any]) -> int:
+        shape = read_shape(settings)
+        return IMAGE_COPIES * min(PROBE_SAMPLES, chunk_samples(shape)) * math.prod(shape)
+
     def replay(
-        self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device
+        self, samples: Samples, settings: Mapping[str, Any], store: RowStore, device: torch.device
     ) -> ImagesReplayer:
         if not isinstance(trunk := settings.get("trunk"), str):
             raise NotARecordingError(
                 f"settings of recorder images refused: trunk is {trunk!r:.99}; expected text. Record again"
             )
-        return ImagesReplayer(RecordedImages.read(settings, store, samples.num_samples), trunk, samples.shape, device)
+        results = settings.get("trunk_results")
+        if results is not None and not is_behaviour(results):
+            raise NotARecordingError(
+                f"settings of recorder images refused: trunk_results is {results!r:.99}; expected numbers. Record again"
+            )
+        encoded = RecordedImages.read(settings, store, samples.num_samples)
+        return ImagesReplayer(encoded, settings, samples.shape, device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,10 +340,12 @@ def searched_settings(config: ImagesConfig) -> dict[str, Any]:
 def check_features_match(job: Job, images: ImageSource, network: Network) -> None:
     """Refuse images or a trunk that these features were not made with."""
     ids = evenly_spaced(len(images), CHECK_SAMPLES)
-    made = network.features(images.read(ids)).cpu()
-    expected = job.source.read(ids).float()
-    made, expected = (normalise(x, job.stats.low, job.stats.high, clamp=False) for x in (made, expected))
-    error = (made - expected).square().mean().item()
+    square_sum = 0.0
+    for part in ids.split(chunk_samples(images.shape)):
+        made, expected = network.features(images.read(part)).cpu(), job.source.read(part).float()
+        made, expected = (normalise(x, job.stats.low, job.stats.high, clamp=False) for x in (made, expected))
+        square_sum += (made - expected).square().mean().item() * len(part)
+    error = square_sum / len(ids)
     r2 = 1 - error / max(job.stats.variance, 1e-12)
     if error > 1e-12 and not r2 >= MIN_CHECK_R2:
         replays = " (of samples that start holds: its replays)" if images.num_earlier else ""

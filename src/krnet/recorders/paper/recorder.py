@@ -33,7 +33,15 @@ from krnet.nn.sizing import map_shape, preset_config, sizes_for
 from krnet.recorders.axes import principal_axes
 from krnet.recorders.base import Content, Job, Stored, file_bytes, register
 from krnet.recorders.basis import stored_edges
-from krnet.recorders.fit import NET, NetworkFit, NetworkReplayer, run_fit, stored_packed, stored_weights
+from krnet.recorders.fit import (
+    NET,
+    NetworkFit,
+    NetworkReplayer,
+    decoder_numbers,
+    run_fit,
+    stored_packed,
+    stored_weights,
+)
 from krnet.recorders.maps import coordinates
 from krnet.recorders.paper.groups import GroupTable, num_groups
 from krnet.recorders.paper.plan import storage_table
@@ -171,6 +179,9 @@ class PaperRecorder(PresetRecorder):
         plan = rounding(net, config)
         weights = stored_packed(NET, net, plan) if plan else stored_weights(NET, net)
         return {**stored_edges((config.channels,)), **weights}
+
+    def working_numbers(self, shape: Sequence[int], settings: Mapping[str, Any]) -> int:
+        return decoder_numbers(network_config(settings))
 
     def storage_table(
         self, shape: tuple[int, ...], class_counts: list[int], preset: str | None, settings: Mapping[str, Any]

@@ -145,7 +145,7 @@ def stored_tensors(shape: Sequence[int], num_samples: int, config: PQConfig) -> 
         "order": Stored(shape[:1], torch.int32),
         "sizes": Stored((num_parts,), torch.int16),
         "turn": Stored((shape[0], shape[0]), torch.float16, optional=True),  # the rotation
-        **stored_matrix(ENTRIES, 2**config.bits, shape[0], MAX_BLOCK),
+        **stored_matrix(ENTRIES, 2**config.bits, shape[0], MAX_BLOCK, num_decoded=2**config.bits * shape[0]),
         **codes,
     }
 

@@ -17,6 +17,7 @@ Jégou et al., "Product quantization for nearest neighbor search" (2011). What w
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -36,10 +37,13 @@ from krnet.io.archive import TensorStore
 from krnet.io.header import RESTORE
 from krnet.recorders.base import Content, Job, Recorder, Stored, register
 from krnet.recorders.basis import CodedReplayer
-from krnet.recorders.pq.books import MAX_BITS, Codebooks, PQConfig, part_widths, resolve_settings
+from krnet.recorders.memory import block_numbers
+from krnet.recorders.pq.books import Codebooks, PQConfig, part_widths, resolve_settings
 from krnet.recorders.pq.budget import likely_bytes, search_settings
 from krnet.recorders.pq.codes import CODE_CONFIG, CODES, ENTRIES, stored_tensors, whole_plan
 from krnet.recorders.pq.growth import PQGrowth, code_bits
+
+TURN_COPIES = 3  # of the rotation, a (channels, channels) matrix: as the file holds it, as float32, and transposed
 
 
 class WithoutCentroids:
@@ -112,6 +116,11 @@ class PQRecorder(Recorder):
     def stored(self, shape: Sequence[int], num_samples: int, settings: Mapping[str, Any]) -> dict[str, Stored]:
         return stored_tensors(shape, num_samples, from_dict(PQConfig, settings))
 
+    def working_numbers(self, shape: Sequence[int], settings: Mapping[str, Any]) -> int:
+        shape, config = tuple(shape or (1,)), from_dict(PQConfig, settings)
+        turns = TURN_COPIES * shape[0] ** 2 if config.rotations else 0
+        return block_numbers(config.block_size, (config.parts or 1) * math.prod(shape[1:])) + turns
+
     def replay(
         self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device
     ) -> PQReplayer:
@@ -129,11 +138,13 @@ class PQRecorder(Recorder):
         num_entries = store.tensor("sizes", shape=(num_parts,), dtype=torch.int16).long()
         if not torch.equal(order.sort().values, torch.arange(shape[0])):
             raise NotARecordingError(f"the order of channels leaves some out. {RESTORE}")
-        if not 1 <= int(num_entries.min()) <= int(num_entries.max()) <= 2**MAX_BITS:
+        if not 1 <= int(num_entries.min()) <= int(num_entries.max()) <= 2**config.bits:
             raise NotARecordingError(f"codebooks of {num_entries.tolist()} entries. {RESTORE}")
         coded = CodedMatrix.load(store, ENTRIES, int(num_entries.max()), shape[0], MAX_BLOCK)
         reader = MatrixReader(coded, CodedConfig(step=step, block_size=MAX_BLOCK), device)
-        matrix = reader.read(torch.arange(int(num_entries.max())))
+        matrix = torch.empty(int(num_entries.max()), shape[0], device=device)
+        for rows, numbers in reader.read_all():
+            matrix[rows] = numbers
         parts = zip(matrix.split(widths, dim=1), num_entries.tolist())
         rotation = (
             store.tensor("turn", shape=(shape[0],) * 2, dtype=torch.float16).to(device) if config.rotations else None
