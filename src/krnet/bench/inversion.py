@@ -41,11 +41,11 @@ class InversionConfig:
 
     samples: int | None = None
     """Samples that are looked at, equally many of each class; half of them train the decoder. By default all."""
-    iterations: int = 4000
+    iterations: int = 8000
     """Updates of the decoder."""
     time_budget: float | None = None
     """Seconds of training after which to stop, if the updates are not done by then; by default no limit."""
-    batch_size: int = 128
+    batch_size: int = 64
     """Samples per update."""
     width: int = 64
     """Channels of the decoder at the size of the features; each doubling of the size halves them."""

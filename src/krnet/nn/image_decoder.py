@@ -18,7 +18,7 @@ from torch import Tensor, nn
 CORE = 4  # height and width of the maps that a vector becomes
 GROUPS = 8  # of each norm; channels are a multiple of it
 LEAST_CHANNELS = 16
-BLOCKS_PER_STAGE = 2
+CORE_BLOCKS, LATER_BLOCKS = 3, 1  # residual blocks at the size of the features, where they are cheap, and per doubling
 
 
 class ResidualBlock(nn.Sequential):
@@ -59,7 +59,7 @@ class ImageDecoder(nn.Module):
         for stage, now in enumerate(stages):
             if stage:
                 layers += [nn.Conv2d(stages[stage - 1], 4 * now, 3, padding=1), nn.PixelShuffle(2)]
-            layers += [ResidualBlock(now) for _ in range(BLOCKS_PER_STAGE)]
+            layers += [ResidualBlock(now) for _ in range(LATER_BLOCKS if stage else CORE_BLOCKS)]
         self.body = nn.Sequential(*layers)
         self.last = nn.Sequential(*_norm_act_conv(stages[-1], channels))
         for weights in self.last[-1].parameters():

@@ -48,7 +48,7 @@ class InvertSettings:
     """features: those of the recording, or the real ones. class: nothing but the class of each sample."""
     samples: int | None = None
     """Samples, equally many of each class; half of them train the decoder. By default all."""
-    updates: int = 4000
+    updates: int = 8000
     """Updates of the decoder."""
     width: int = 64
     """Channels of the decoder at the size of the maps."""
