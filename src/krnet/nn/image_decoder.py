@@ -71,12 +71,13 @@ class ImageDecoder(nn.Module):
 
     def learn_scale(self, features: Tensor) -> None:
         """Take mean and standard deviation from a sample of features: of each channel, or of each value of vectors."""
-        values = features.float().transpose(0, 1).flatten(1) if self.is_map else features.float().flatten(1).T
+        features = features.float()
+        values = features.transpose(0, 1).flatten(1) if self.is_map else features.reshape(len(features), -1).T
         self.mean.copy_(values.mean(1).view(self.mean.shape))
         self.std.copy_(values.std(1, unbiased=False).clamp(min=1e-6).view(self.std.shape))
 
     def forward(self, features: Tensor) -> Tensor:
-        x = features if self.is_map else features.flatten(1)
+        x = features if self.is_map else features.reshape(len(features), -1)
         x = (x - self.mean) / self.std
         if self.is_map:
             x = _resize(x, self.input_size)
