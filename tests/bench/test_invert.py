@@ -164,3 +164,9 @@ def test_features_too_many_to_hold_are_read_batch_by_batch_with_the_same_result(
 def test_wrong_inputs_are_named(images, recording, error, message, change):
     with pytest.raises(error, match=message):
         krnet.invert(recording, **({"images": images, "device": "cpu"} | change(images)))
+
+
+def test_a_picture_is_refused_before_the_attack_where_it_cannot_be_written(images, recording, tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(InputError, match="file: is not a folder"):
+        krnet.invert(recording, images, pictures=tmp_path / "file", iterations=10**9)

@@ -9,6 +9,7 @@ That no image is stored does not say that nothing can be seen: this measures it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 from krnet import api
 from krnet.bench.inversion import ClassMeans, InversionConfig, Pixels, Read, judge, learn_decoder, split_halves
-from krnet.bench.picture import FILE, draw_rows
+from krnet.bench.picture import FILE, check_picture, draw_rows
 from krnet.config import from_dict
 from krnet.device import exact_math, pick_device
 from krnet.errors import DataError, FeatureError, InputError
@@ -79,6 +80,13 @@ def invert(
     """
     config = from_dict(InversionConfig, settings)
     torch_device = pick_device(device)
+    if features is not None and trunk is not None:
+        raise InputError("features and a trunk are given, and each gives the real features. Leave one out")
+    if trunk is None and (mean is not None or std is not None):
+        raise InputError("mean or std is given without a trunk, which they are for. Leave them out, or give a trunk")
+    picture = None if pictures is None else Path(pictures) / FILE
+    if picture is not None:
+        check_picture(picture, [item for item in (recording, images, features) if isinstance(item, str | os.PathLike)])
     with ExitStack() as stack:
         if not isinstance(recording, Recording):
             opened = api.open(recording, torch_device)
@@ -86,19 +94,9 @@ def invert(
         if recording.lacks:
             raise InputError(f"{recording.path}: holds images, and its replays need the trunk; give it, too")
         pixels = open_pixels(open_features(images, key=key), len(recording))
-        real = None
-        if features is not None:
-            if trunk is not None:
-                raise InputError(
-                    "features and a trunk are given; the real features come from one of them. Leave one out"
-                )
-            real = _real_features(open_features(features, key=features_key), recording)
-        elif trunk is not None:
-            real = _from_trunk(stack, trunk, pixels, mean, std, torch_device)
-        elif mean is not None or std is not None:
-            raise InputError(
-                "mean or std is given without a trunk, which they are for. Leave them out, or give a trunk"
-            )
+        real = None if features is None else _stored(open_features(features, key=features_key), recording)
+        if trunk is not None:
+            real = _made(stack.enter_context(at_work(trunk, torch_device)), trunk, pixels, mean, std)
         labels = recording.labels
         halves = split_halves(labels, len(recording), config.samples, config.seed)
         if real is not None:
@@ -123,9 +121,7 @@ def invert(
             rows[f"from {name} features"] = guess(shown)
         report |= judge_means(means, pixels, halves.test, torch_device)
         rows["mean of the class" if labels is not None else "mean"] = means.images(shown)
-    report["picture"] = None
-    if pictures is not None:
-        report["picture"] = str(draw_rows(Path(pictures) / FILE, rows))
+    report["picture"] = None if picture is None else str(draw_rows(picture, rows))
     return report
 
 
@@ -156,7 +152,7 @@ def open_pixels(source: FeatureSource, num_samples: int) -> Pixels:
     return Pixels(lambda ids: source.read(ids).permute(0, 3, 1, 2), (shape[2], *shape[:2]))
 
 
-def _real_features(source: FeatureSource, recording: Recording) -> Read:
+def _stored(source: FeatureSource, recording: Recording) -> Read:
     if (len(source), source.shape) != (len(recording), recording.shape):
         raise FeatureError(
             f"{source.name}: {len(source)} samples of {source.shape}; {recording.path} holds {len(recording)} of "
@@ -165,9 +161,9 @@ def _real_features(source: FeatureSource, recording: Recording) -> Read:
     return lambda ids: source.read(ids).float()
 
 
-def _from_trunk(stack: ExitStack, trunk: nn.Module, pixels: Pixels, mean: Any, std: Any, device: torch.device) -> Read:
+def _made(device: torch.device, trunk: nn.Module, pixels: Pixels, mean: Any, std: Any) -> Read:
     """Features as `krnet.extract` makes them."""
-    runner = TrunkRunner(trunk, stack.enter_context(at_work(trunk, device)), "float32", mean, std)
+    runner = TrunkRunner(trunk, device, "float32", mean, std)
 
     def read(ids: Tensor) -> Tensor:
         with exact_math(), torch.no_grad():

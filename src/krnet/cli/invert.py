@@ -52,7 +52,7 @@ TrunkStd = Annotated[
 ]
 InversionSet = Annotated[
     list[Any] | None,
-    set_option("With --invert: samples, iterations, time_budget, batch_size, width, lr or seed of the attack"),
+    set_option("With --invert: a setting of the attack, such as samples, iterations, width or seed"),
 ]
 LABELS = {
     "replayed": "from replays",

@@ -10,6 +10,8 @@ get the largest odd window that fits.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -46,6 +48,7 @@ def ssim(images: Tensor, others: Tensor) -> Tensor:
         return (likeness / ((mean_x**2 + mean_y**2 + C1) * (var_x + var_y + C2))).flatten(1).mean(1)
 
 
+@lru_cache(maxsize=16)  # a CUDA graph cannot copy it to the device: it is there when the graph is captured
 def _window_sums(size: int, device: torch.device) -> Tensor:
     """A matrix (size - window + 1, size) whose rows are the Gaussian weights of the windows along one axis."""
     window = min(WINDOW, size - 1 + size % 2)
