@@ -160,4 +160,4 @@ def test_a_decoder_sees_as_much_of_the_images_on_the_gpu_as_on_the_cpu():
     settings = {"iterations": 100, "width": 16, "batch_size": 32}
     on_gpu, on_cpu = (krnet.invert(recording, images, device=d, **settings)["replayed"] for d in ("cuda", "cpu"))
     assert abs(on_gpu["ssim"] - on_cpu["ssim"]) < 0.05
-    assert on_gpu["ssim"] > 0.3
+    assert on_gpu["ssim"] > 0.6  # the mean image: 0.38
