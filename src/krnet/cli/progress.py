@@ -1,9 +1,9 @@
 """Show progress on stderr: a live bar on a terminal or in a notebook, elsewhere a line every few seconds.
 
-krnet.record(..., watch=krnet.show_progress)
+    krnet.record(..., watch=krnet.show_progress)
 
-with Display(quiet) as display:
-    krnet.learn(..., watch=several(display, TensorBoardLog(DIR / "tensorboard")))
+    with Display(quiet) as display:
+        krnet.learn(..., watch=several(display, TensorBoardLog(DIR / "tensorboard")))
 """
 
 from __future__ import annotations

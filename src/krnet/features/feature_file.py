@@ -155,7 +155,9 @@ class UnfinishedFile:
         except (ValueError, KeyError, TypeError) as error:
             if isinstance(error, InputError):
                 raise
-            raise ResumeError(f"{record}: cannot be read ({error}); {START_ANEW}, which replaces {partial}") from error
+            raise ResumeError(
+                f"{record}: cannot be read ({error}); {START_ANEW}, which replaces {partial}"
+            ) from error
         file.num_rows = file.num_saved = num_rows
         file.last_batch, file._saved_labels, file.earlier_s = last_batch, labels, earlier_s
         end = file.rows_start + num_rows * file.row_bytes
