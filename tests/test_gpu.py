@@ -151,3 +151,13 @@ def test_the_strong_base_task_and_a_solved_head_learn_on_the_gpu(tmp_path):
     assert run.accuracy[0] > 0.5 and run["last"] > 0.3
     labels = krnet.load_run(tmp_path, device="cuda").predict(data.test.images)
     assert torch.equal(labels, run.predict(data.test.images))
+
+
+def test_a_decoder_sees_as_much_of_the_images_on_the_gpu_as_on_the_cpu():
+    images = small_digits().train.images
+    features = torch.nn.functional.avg_pool2d(images.float(), 2)
+    recording = krnet.record(features, recorder="raw")
+    settings = {"iterations": 100, "width": 16, "batch_size": 32}
+    on_gpu, on_cpu = (krnet.invert(recording, images, device=d, **settings)["replayed"] for d in ("cuda", "cpu"))
+    assert abs(on_gpu["ssim"] - on_cpu["ssim"]) < 0.05
+    assert on_gpu["ssim"] > 0.6  # the mean image: 0.38

@@ -17,6 +17,7 @@ from krnet.errors import KrnetError, RecordingError
 if TYPE_CHECKING:
     from krnet import data
     from krnet.api import open, record, verify
+    from krnet.bench.invert import invert
     from krnet.bench.plan import plan
     from krnet.catalog import list_learners, list_recorders, settings
     from krnet.cli.progress import show_progress
@@ -36,6 +37,7 @@ _HOMES = {
     "Run": "run",
     "data": None,
     "extract": "features.extract",
+    "invert": "bench.invert",
     "learn": "task_loop",
     "list_learners": "catalog",
     "list_recorders": "catalog",
@@ -57,6 +59,7 @@ __all__ = [
     "data",
     "errors",
     "extract",
+    "invert",
     "learn",
     "list_learners",
     "list_recorders",

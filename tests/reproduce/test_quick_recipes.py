@@ -14,7 +14,7 @@ from krnet.reproduce.recipe import read_recipe, recipe_names
 pytestmark = pytest.mark.usefixtures("few_digits")
 
 
-SHORT = {"storage-table", "aux-loss", "reconstruction", "tsne"}  # at least one of every kind of work
+SHORT = {"storage-table", "aux-loss", "reconstruction", "tsne", "inversion"}  # at least one of every kind of work
 
 
 @pytest.mark.parametrize(

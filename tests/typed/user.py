@@ -29,6 +29,7 @@ def record(trunk: nn.Module, images: Tensor, labels: list[int]) -> Recording:
     assert_type(recording, Recording)
     assert_type(krnet.record(np.zeros((8, 4)), recorder="pca", target_r2=0.9, start=recording, watch=None), Recording)
     assert_type(krnet.verify("maps.krn", path, watch=krnet.show_progress)["ok"] is True, bool)
+    assert_type(krnet.invert("maps.krn", images, trunk=trunk, mean=0.5, std=0.25, iterations=9)["num_test"] > 0, bool)
     return krnet.open("maps.krn", "cpu", "fast", trunk=trunk)
 
 

@@ -14,6 +14,16 @@ from typing import Annotated, Any
 import typer
 
 from krnet.cli import output
+from krnet.cli.invert import (
+    InversionSet,
+    InvertImages,
+    Pictures,
+    TrunkMean,
+    TrunkStd,
+    inversion_rows,
+    refuse_without_images,
+    run_inversion,
+)
 from krnet.cli.options import (
     NO_TIME_LIMIT,
     Budget,
@@ -290,10 +300,17 @@ def verify(
     key: Key = None,
     trunk: Trunk = None,
     max_bytes: MaxBytes = None,
+    images: InvertImages = None,
+    pictures: Pictures = None,
+    mean: TrunkMean = None,
+    std: TrunkStd = None,
+    settings: InversionSet = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
     """Writes nothing; checks every byte of a recording, decodes a few samples, and prints the result on stdout.
+
+    With --pictures it writes DIR/inversion.png, which replaces an existing one.
 
     The file holds the values that these samples had when it was written: they show whether this machine decodes it
     alike. Exit code 1 means that something is wrong with the file.
@@ -301,12 +318,23 @@ def verify(
     \b
     Example:
       krnet verify features.krn --against features.npy
+      krnet verify features.krn --against features.npy --invert images.npy --pictures seen
     """
     from krnet import api
 
     network = _read_trunk(trunk, device)
-    report = api.verify(path, against, device=device, key=key, trunk=network, max_bytes=max_bytes)
-    output.show(report, output.verify_rows(report), as_json)
+    if images is None:
+        refuse_without_images(pictures=pictures, mean=mean, std=std, set=settings)
+    needed = images is None or bool(api.open(path, max_bytes=max_bytes).lacks)
+    report = api.verify(path, against, device=device, key=key, trunk=network if needed else None, max_bytes=max_bytes)
+    rows = output.verify_rows(report)
+    if images is not None:
+        real = {"trunk": network} if against is None or needed else {"features": against, "features_key": key}
+        report["inversion"] = run_inversion(
+            path, images, settings, **real, mean=mean, std=std, pictures=pictures, device=device
+        )
+        rows += inversion_rows(report["inversion"])
+    output.show(report, rows, as_json)
 
 
 def replay(

@@ -1,3 +1,3 @@
 """The registry of works; importing this package fills it."""
 
-from krnet.reproduce.works import embed, images, learn, plan, record, speed, zeros  # noqa: F401
+from krnet.reproduce.works import embed, images, invert, learn, plan, record, speed, zeros  # noqa: F401
