@@ -113,3 +113,12 @@ def test_help_stands_behind_bench_and_shows_an_example():
     assert commands.index("reproduce") == commands.index("bench") + 1
     text = run("--help").stdout
     assert "krnet reproduce cifar100-10 --seeds 0,1,2 --jobs 3" in text and "results/ledger.jsonl" in text
+
+
+def test_only_runs_the_series_that_it_names(tmp_path):
+    result = run("storage-table", "--only", "KRNet, codes", "-o", tmp_path / "runs")
+    assert result.exit_code == 0, result.output
+    assert len(ledger.read()) == 1 and "KRNet, codes, seed 0" in result.stderr
+    result = run("storage-table", "--only", "KRNet, code")
+    assert result.exit_code == 1 and "did you mean 'KRNet, codes'?" in result.stderr
+    assert run("all", "--only", "KRNet").exit_code == 2

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from krnet.config import require
-from krnet.io.atomic import AnyPath, atomic_write, make_folder, refuse_overwriting
+from krnet.io.atomic import AnyPath, atomic_write, make_folder
+from krnet.io.overlap import refuse_overlap
 
 FILE = "inversion.png"
 LEAST_SIDE = 64  # smaller images are enlarged by a whole number
@@ -26,7 +27,7 @@ GAP = 4  # white pixels between images
 def check_picture(path: Path, inputs: Sequence[AnyPath]) -> None:
     """Notice before long work what would prevent the picture; makes its folder."""
     require("PIL.Image", "images")
-    refuse_overwriting([path], inputs)
+    refuse_overlap("verify", [path], inputs)
     make_folder(path.parent)
 
 

@@ -36,6 +36,12 @@ def reproduce(
             show_default="those of the recipe",
         ),
     ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RUN", help="Run only this series of NAME; may be given several times.", show_default="all"
+        ),
+    ] = None,
     quick: Annotated[
         bool,
         typer.Option(
@@ -92,6 +98,8 @@ def reproduce(
         raise typer.BadParameter(
             f"none given; expected {', '.join(recipe_names())}, or all; --list describes them", param_hint="'NAME'"
         )
+    if only and name in (None, ALL):
+        raise typer.BadParameter("--only names runs of one recipe; give its NAME")
     names = recipe_names() if name in (None, ALL) else [str(name)]
     recipes = [read_recipe(one, quick=quick) for one in names]  # all mistakes now, not after hours
     published = read_published()
@@ -112,7 +120,7 @@ def reproduce(
         for recipe in recipes:
             with Display(quiet) as display:
                 errors += run_recipe(
-                    recipe.name, seeds=seeds, quick=quick, out=out, jobs=jobs, data_dir=data_dir, device=device,
+                    recipe.name, seeds=seeds, only=only, quick=quick, out=out, jobs=jobs, data_dir=data_dir, device=device,
                     watch=display, say=told,
                 )  # fmt: skip
             with ledger_of(folder, quick):

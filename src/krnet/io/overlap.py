@@ -41,6 +41,7 @@ WRITES: Mapping[str, Writes] = {
     "append": Writes(),
     "save": Writes(),
     "replay": Writes(),
+    "verify": Writes(),
     "extract": Writes(beside=(PARTIAL_ENDING, PARTIAL_RECORD_ENDING)),
     "learn": Writes(inside=(*RUN_FILES, ".lock", "events.out.tfevents.*")),
     "bench rate": Writes(inside=("rate.json", "rate.png", "features.json", "points", "*.krn", "*.krn.ckpt")),

@@ -18,11 +18,11 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from krnet.config import check_int
+from krnet.config import check_int, unknown_setting
 from krnet.errors import BusyFolderError
 from krnet.io import ledger
 from krnet.progress import Progress, Watch
@@ -73,6 +73,7 @@ def reproduce(
     name: str,
     *,
     seeds: Sequence[int] | None = None,
+    only: Sequence[str] | None = None,
     quick: bool = False,
     out: Path | None = None,
     jobs: int = 1,
@@ -84,12 +85,15 @@ def reproduce(
     """Run what is missing of a recipe; returns the errors of runs that failed, by name.
 
     seeds  instead of those of the recipe
+    only   names of runs: the others are left out
     quick  tiny settings, in minutes on the digits; the ledger is then OUT/ledger.jsonl
     out    folder of all runs; by default runs/reproduce, or runs/reproduce-quick
     jobs   processes that work side by side, each at one run
     """
     check_int("jobs", jobs, 1)
     recipe = read_recipe(name, quick=quick)
+    if only is not None:
+        recipe = chosen_runs(recipe, only)
     folder = out_folder(out, quick)
     ledger.commit()  # looked up now: the source may change before the last run ends
     with ledger_of(folder, quick):
@@ -100,6 +104,14 @@ def reproduce(
         if jobs == 1 or len(waiting) == 1:
             return _run_here(waiting, watch, say)
         return _run_in_processes(waiting, jobs, watch, say)
+
+
+def chosen_runs(recipe: Recipe, names: Sequence[str]) -> Recipe:
+    known = [run.name for run in recipe.runs]
+    for name in names:
+        if name not in known:
+            raise unknown_setting(name, known, f"run of recipe {recipe.name}:")
+    return replace(recipe, runs=tuple(run for run in recipe.runs if run.name in names))
 
 
 def out_folder(out: Path | None, quick: bool) -> Path:
