@@ -120,8 +120,8 @@ def reproduce(
         for recipe in recipes:
             with Display(quiet) as display:
                 errors += run_recipe(
-                    recipe.name, seeds=seeds, only=only, quick=quick, out=out, jobs=jobs, data_dir=data_dir, device=device,
-                    watch=display, say=told,
+                    recipe.name, seeds=seeds, only=only, quick=quick, out=out, jobs=jobs, data_dir=data_dir,
+                    device=device, watch=display, say=told,
                 )  # fmt: skip
             with ledger_of(folder, quick):
                 results.append((recipe, compare(recipe, ledger.read(), [] if quick else published)))
