@@ -55,6 +55,9 @@ def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
         raise SettingError(f"{name} is {value!r}; expected one of {', '.join(map(str, choices))}")
 
 
+MAX_RATE = 1e6  # far above any learning rate that trains
+
+
 def check_range(name: str, value: float, low: float, high: float = math.inf) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     # Infinity is inside some ranges, but JSON, and so a recording, cannot hold it.
@@ -62,6 +65,13 @@ def check_range(name: str, value: float, low: float, high: float = math.inf) -> 
         is_percentage = is_number and high == 1 and MIN_PERCENTAGE <= value <= 100
         hint = f", such as {value / 100:g}" if is_percentage else ""
         raise SettingError(f"{name} is {value!r}; expected {_range_text(low, high)}{hint}")
+
+
+def check_rate(name: str, value: float) -> None:
+    """A learning rate: optimizers compute in float32, and would fail on a larger number without a word of ours."""
+    check_range(name, value, 0)
+    if value > MAX_RATE:
+        check_range(name, value, 0, MAX_RATE)
 
 
 def check_int(name: str, value: object, low: int, high: float = math.inf) -> None:

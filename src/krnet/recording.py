@@ -201,7 +201,11 @@ class Recording:
         return None if labels is None else labels.clone()
 
     def rows(self, name: str, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Rows:
-        """Read a stored tensor in parts, for recorders that start from this recording."""
+        """Read a stored tensor in parts, for recorders that start from this recording.
+
+        >>> recording.rows("low").read(1, 3).shape
+        torch.Size([2])
+        """
         return self._archive.rows(name, shape=shape, dtype=dtype)
 
     def __len__(self) -> int:

@@ -48,6 +48,7 @@ def replay(recording: Recording) -> None:
     assert_type(sorted(recording.settings), list[str])
     assert_type(sorted(recording.info()), list[str])
     assert_type(recording.tensor("low", shape=(4,), dtype=torch.float32), Tensor)
+    assert_type(recording.rows("low", shape=(4,)).read(0, 2), Tensor)
     assert_type(recording.to("cuda"), Recording)
     assert_type(recording.save("copy.krn"), Path)
     assert_type(recording.append(torch.rand(2, 4), [0, 1], budget=80_000, iterations=10, watch=watch), Recording)

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from krnet.config import check_choice, check_int, check_range, check_shares, from_dict, unknown_setting
+from krnet.config import check_choice, check_int, check_rate, check_shares, from_dict, unknown_setting
 from krnet.data.dataset import DataSet
 from krnet.data.protocol import TaskSplit, task_name
 from krnet.errors import RecordingError, SettingError
@@ -33,7 +33,6 @@ from krnet.nn import backbones, heads
 from krnet.nn.backbones import backbone_name
 from krnet.progress import Watch
 from krnet.train.classifier import Descent, ImageBatches, Images, Saving, Schedule
-from krnet.train.config import MAX_LR
 
 EVALUATION_BATCH = 500
 RANDOM_FEATURES_PART = 7  # of Context.seed_for: heads of random features have the same ones in every method
@@ -127,7 +126,7 @@ class LearnerConfig:
         for name in ("base_epochs", "epochs", "batch_size"):
             check_int(name, getattr(self, name), 1)
         for name in ("base_lr", "lr", "decay", "momentum", "weight_decay"):
-            check_range(name, getattr(self, name), 0, MAX_LR)
+            check_rate(name, getattr(self, name))
         for item in fields(self):  # `drops`, and such settings of subclasses
             if isinstance(item.default, tuple):
                 object.__setattr__(self, item.name, check_shares(item.name, getattr(self, item.name)))

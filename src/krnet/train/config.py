@@ -10,11 +10,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from krnet.config import check_choice, check_int, check_range
+from krnet.config import check_choice, check_int, check_range, check_rate
 
 SCHEDULES = {"fast": 6000, "paper": 40000}
 """Learning-rate schedules and their default number of iterations."""
-MAX_LR = 1e6  # far above any that trains; optimizers compute in float32, which ends at 3.4e38
 MIN_HEAD_SAMPLES = 32  # samples per batch that head_share cannot go below
 
 
@@ -63,7 +62,7 @@ class FitConfig:
         if self.time_budget is not None:
             check_range("time_budget", self.time_budget, 1e-3)
         for name in ("lr", "muon_lr"):
-            check_range(name, getattr(self, name), 0, MAX_LR)
+            check_rate(name, getattr(self, name))
         for name in ("gamma", "checkpoint_s"):
             check_range(name, getattr(self, name), 0)
         check_range("head_share", self.head_share, 0, 1)

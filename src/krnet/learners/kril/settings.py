@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from krnet.config import check_choice, check_int, check_range, parse_settings, parse_size
+from krnet.config import check_choice, check_int, check_range, check_rate, parse_settings, parse_size
 from krnet.errors import SettingError
 from krnet.learners.base import LearnerConfig
 from krnet.recorders.base import FIT_NAMES, Recorder, check_names, get_recorder, recorder_name
-from krnet.train.config import MAX_LR, SCHEDULES, FitConfig
+from krnet.train.config import SCHEDULES, FitConfig
 
 # Settings of a fit that recorder_settings must not hold -> why.
 RESERVED_SETTINGS = {
@@ -162,7 +162,7 @@ class KrilConfig(LearnerConfig):
         check_choice("recorded", self.recorded, ("maps", "vectors"))
         for name in ("random_features", "head_width", "head_epochs"):
             check_int(name, getattr(self, name), 1)
-        check_range("head_lr", self.head_lr, 0, MAX_LR)
+        check_rate("head_lr", self.head_lr)
         for name in ("dropout", "smoothing"):
             check_range(name, getattr(self, name), 0, 0.99)
         check_range("ridge", self.ridge, 0)
