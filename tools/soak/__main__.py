@@ -40,7 +40,6 @@ from pathlib import Path
 
 import cases
 import corpus
-import damage
 import disk
 import hostile
 import kills
@@ -56,7 +55,7 @@ DISTURBED = {"kills": kills, "disk": disk, "writers": writers}
 HOSTILE = ("damage", "forgery")
 KINDS = (*DISTURBED, *HOSTILE)
 TURNS = ("kills", "kills", "kills", "disk", "kills", "writers")  # of the lane that disturbs commands
-BATCH = 250  # hostile files of one kind, in turn
+BATCH = 1000  # hostile files of one kind, in turn
 PRELOADED = ("krnet.cli.app", "krnet.api", "krnet.task_loop", "krnet.appending", "krnet.bench.rate", "PIL.Image")
 REPORT_S = 30.0
 GRACE_S = 400.0  # after the end, for the trial that is on its way
@@ -101,7 +100,7 @@ def soak(parser: argparse.ArgumentParser, options: argparse.Namespace, folder: P
         paths = corpus.paths(folder / "corpus")
         results_of_files = Results(folder / "hostile.jsonl", options.failed)
         lanes.append((results_of_files, lambda: attack(turns_of_files, paths, fast, seed, results_of_files, ends)))
-    running = [processes.start(lane, folder / f"log-{index}") for index, (_, lane) in enumerate(lanes)]
+    running = [processes.start(lane, folder / f"log-{index}", own_group=True) for index, (_, lane) in enumerate(lanes)]
     watch([results.path for results, _ in lanes], running, ends)
     everything = cases.read(results.path for results, _ in lanes)
     broken = [process.text for process in running if process.code != 0]
@@ -136,6 +135,7 @@ def in_fork(action: Callable[[], object], log: Path) -> None:
 
 def disturb(trials: Trials, turns: list[str], seed: int, results: Results, ends: float) -> None:
     """The lane of kills, full disks and several writers."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # small drives are unmounted then, too
     number = 0
     while time.monotonic() < ends:
         kind = turns[number % len(turns)]
@@ -146,7 +146,7 @@ def disturb(trials: Trials, turns: list[str], seed: int, results: Results, ends:
 def timed(kind: str, trials: Trials, seed: int) -> Found:
     started = time.monotonic()
     found = DISTURBED[kind].trial(trials, seed)
-    found.seconds = time.monotonic() - started
+    found.seconds, found.commands = time.monotonic() - started, trials.only
     if not found.problem:
         for name in found.files:
             shutil.rmtree(name, ignore_errors=True)
@@ -155,7 +155,7 @@ def timed(kind: str, trials: Trials, seed: int) -> Found:
 
 def attack(kinds: list[str], paths: list[Path], folder: Path, seed: int, results: Results, ends: float) -> None:
     """The lane of hostile files."""
-    first, size = 1_000_003 * seed, BATCH // 10  # small at first: a short soak sees files of each kind, too
+    first, size = 1_000_003 * seed, BATCH // 20  # small at first: a short soak sees files of each kind, too
     while time.monotonic() < ends:
         for kind in kinds:
             hostile.batch(kind, range(first, first + size), paths, folder / kind, results, ends)
@@ -178,6 +178,7 @@ def watch(paths: list[Path], running: list[processes.Started], ends: float) -> N
         for process in running:
             process.send(signal.SIGTERM)
             process.end(10)
+            process.end_group()
 
 
 def write_row(
@@ -205,8 +206,7 @@ def repeat(case: Path, folder: Path) -> int:
     if kept.kind in DISTURBED:
         found = timed(kept.kind, Trials(folder / "trials", make_tasks(folder), kept.commands), kept.seed)
     else:
-        path = next(case.glob("*.krn"))
-        found = hostile.repeat(kept, path, corpus.paths(folder / "corpus", fresh=True))
+        found = hostile.repeat(kept, case)
     print(f"soak: {found.problem or 'this time nothing failed'}")
     return int(bool(found.problem))
 

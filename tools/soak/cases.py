@@ -1,6 +1,6 @@
 """What a trial found: counts by kind and name, and a folder for each that failed, from which it can be repeated.
 
-    Found(kind, name, seed, ...) -> Results.add -> results of a lane, FAILED/KIND-SEED/ {case.json, files}
+Found(kind, name, seed, ...) -> Results.add -> results of a lane, FAILED/KIND-SEED/ {case.json, files}
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class Found:
     """That a file took, at most."""
     files: list[str] = field(default_factory=list)
     """Files and folders that show the problem."""
+    commands: str = ""
+    """The option --commands, which decides what can be drawn."""
 
 
 class Results:

@@ -37,8 +37,15 @@ class Sample:
     answers: dict[str, Any] = field(default_factory=dict)
 
 
-def make(folder: Path) -> list[Path]:
-    """Write a fresh recording of every recorder; returns the paths of these and of the golden files."""
+def paths(folder: Path) -> list[Path]:
+    """The fresh recordings in a folder, and the golden files."""
+    return [*sorted(folder.glob("*.krn")), *sorted((TESTS / "golden").glob("*.krn"))]
+
+
+def make(folder: Path) -> None:
+    """Write a fresh recording of every recorder."""
+    import torch
+
     import krnet
     from golden import small
 
@@ -47,20 +54,17 @@ def make(folder: Path) -> list[Path]:
     for name, settings in FRESH.items():
         krnet.record(features, labels, recorder=name, out=folder / f"{name}.krn", device="cpu", **settings)
     images, trunk = small.pictures(40), small.make_trunk()
-    import torch
-
     with torch.inference_mode():
         made = trunk((images.float() / 255 - torch.tensor(small.MEAN)[:, None, None])
                      / torch.tensor(small.STD)[:, None, None])  # fmt: skip
     out = folder / "images.krn"
     krnet.record(made, labels, out=out, images=images, trunk=trunk, device="cpu", codec="webp", **small.IMAGES)
-    return [*sorted(folder.glob("*.krn")), *sorted((TESTS / "golden").glob("*.krn"))]
 
 
-def load(paths: list[Path]) -> list[Sample]:
+def load(chosen: list[Path]) -> list[Sample]:
     """Read the recordings and their answers."""
     samples = []
-    for path in paths:
+    for path in chosen:
         answers = ask(path)
         assert all(not isinstance(answer, Exception) for answer in answers.values()), (path, answers)
         samples.append(Sample(answers["info"]["recorder"], path, path.read_bytes(), answers))

@@ -17,7 +17,7 @@ from cases import Found
 from tasks import Task
 from trials import TIMEOUT_S, Trials, is_refusal
 
-SMALL_DRIVE_BYTES = 1 << 20
+SMALL_DRIVE_BYTES, RUN_DRIVE_BYTES = 1 << 20, 8 << 20  # a run of `learn` takes megabytes, logs included
 
 
 def trial(trials: Trials, seed: int) -> Found:
@@ -28,11 +28,15 @@ def trial(trials: Trials, seed: int) -> Found:
     folder = trials.fresh(f"disk-{seed}")
     found.files = [str(folder)]
     if chance.random() < 0.5:
-        with small_drive(folder) as is_mounted:
+        with small_drive(folder, RUN_DRIVE_BYTES if is_run(task) else SMALL_DRIVE_BYTES) as is_mounted:
             if is_mounted:
                 return _on_small_drive(found, trials, task, folder, chance)
     _with_limit(found, trials, task, folder, chance)
     return found
+
+
+def is_run(task: Task) -> bool:
+    return task.name.startswith("learn")
 
 
 def _with_limit(found: Found, trials: Trials, task: Task, folder: Path, chance: random.Random) -> None:
@@ -48,7 +52,7 @@ def _on_small_drive(found: Found, trials: Trials, task: Task, folder: Path, chan
     inside = folder / "drive"
     out = task.prepare(inside)
     free = shutil.disk_usage(folder).free
-    rest = int(chance.uniform(0, min(free, 40_000 if "learn" not in task.name else free)))
+    rest = int(chance.uniform(0, free if is_run(task) else 40_000))
     (folder / "filler").write_bytes(bytes(free - rest))
     running = trials.start(task, inside, log="../../log-of-drive")
     code, text = running.end(TIMEOUT_S), running.text
@@ -88,15 +92,15 @@ def _largest(path: Path) -> int:
 
 
 @contextmanager
-def small_drive(folder: Path) -> Iterator[bool]:
-    """A file system of a megabyte at `folder`, where this user may mount one; else False."""
+def small_drive(folder: Path, num_bytes: int) -> Iterator[bool]:
+    """A file system of a few megabytes at `folder`, where this user may mount one; else False."""
     folder.mkdir(parents=True)
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DRIVE_BYTES}", "tmpfs", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "tmpfs", str(folder)]
     is_mounted = shutil.which("mount") is not None and subprocess.run(mount, capture_output=True).returncode == 0
     try:
         yield is_mounted
     finally:
         if is_mounted:
-            subprocess.run(["umount", str(folder)], capture_output=True)
+            subprocess.run(["umount", "-l", str(folder)], capture_output=True)
         else:
             shutil.rmtree(folder, ignore_errors=True)

@@ -2,8 +2,8 @@
 
     sample, chance -> forge(path) -> the file
 
-What a reader can check by a checksum is right; all else is random. tests/forge.py writes headers, tests/attacks/hungry.py
-files that ask for memory.
+What a reader can check by a checksum is right; all else is random. tests/forge.py writes headers, and
+tests/attacks/hungry.py files that ask for memory.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from corpus import Sample
+
 from krnet.errors import InputError
 from krnet.io import archive
 
@@ -24,8 +25,36 @@ NUMBERS = (
     0, 1, 2, 3, 7, 8, 16, 255, 256, 4095, 4096, 65535, 65536, 2**24, 2**31 - 1, 2**31, 2**32, 2**53, 2**63 - 1, 2**63,
     2**64, 10**30, -1, -2, -(2**31), -(2**63), 0.5, -0.5, 1e-30, 1e-308, 1e30, 1e308, -1e308,
 )  # fmt: skip
-TEXTS = ("", "krnet", "paper", "compact", "images", "raw", "jpeg", "float64", "\x1b[2J", "\0", "\u202e", "é" * 300, "../x")
-LISTS = ([], {}, [0], [1, 2, 3], [2**40], [[0, 1]], [[0, 2**40]], {"a": 1}, [None], ["x"], [[[]]], [0] * 5000, [1e308] * 3)
+TEXTS = (
+    "",
+    "krnet",
+    "paper",
+    "compact",
+    "images",
+    "raw",
+    "jpeg",
+    "float64",
+    "\x1b[2J",
+    "\0",
+    "\u202e",
+    "é" * 300,
+    "../x",
+)
+LISTS = (
+    [],
+    {},
+    [0],
+    [1, 2, 3],
+    [2**40],
+    [[0, 1]],
+    [[0, 2**40]],
+    {"a": 1},
+    [None],
+    ["x"],
+    [[[]]],
+    [0] * 5000,
+    [1e308] * 3,
+)
 TOP = ("num_samples", "shape", "classes", "recorder", "settings", "metrics", "fit", "times")
 HEADER_TEXTS = ("NaN", "Infinity", "-0", "1e999", "[" * 3000 + "]" * 3000, '"\\ud800"', "9" * 5000, "true", "{}")
 LARGEST = {
@@ -185,7 +214,9 @@ def headers(sample: Sample, others: list[Sample], path: Path, chance: random.Ran
             fields = header["__metadata__"]
             fields[chance.choice(list(fields)[3:])] = chance.choice((*HEADER_TEXTS, *TEXTS, "[]", "{}", "null", "1"))
         elif key == "dtype":
-            entry[key] = chance.choice(("F64", "F32", "F16", "BF16", "I64", "I8", "U64", "U8", "BOOL", "F8", "", 3, None))
+            entry[key] = chance.choice(
+                ("F64", "F32", "F16", "BF16", "I64", "I8", "U64", "U8", "BOOL", "F8", "", 3, None)
+            )
         else:
             entry[key] = near_value(entry[key], chance)
             if isinstance(entry[key], list) and entry[key] and chance.random() < 0.5:

@@ -8,7 +8,6 @@ A process that dies, or hangs, has failed at the seed that it wrote down last; a
 from __future__ import annotations
 
 import gc
-import json
 import random
 import resource
 import signal
@@ -30,9 +29,7 @@ SPARE_BYTES = 64 << 20  # for the values that are handed back, and for memory in
 ADDRESS_BYTES = 3 << 30  # above which the process gets no more (RLIMIT_AS), beside what it has at its start
 
 
-def batch(
-    kind: str, seeds: Sequence[int], paths: list[Path], folder: Path, results: Results, ends: float
-) -> int:
+def batch(kind: str, seeds: Sequence[int], paths: list[Path], folder: Path, results: Results, ends: float) -> int:
     """Handle seeds until the time `ends`; returns the number of those that were handled."""
     folder.mkdir(parents=True, exist_ok=True)
     done, seeds = 0, list(seeds)
@@ -73,7 +70,7 @@ def _work(kind: str, seeds: list[int], paths: list[Path], folder: Path, results:
 def trial(kind: str, seed: int, samples: list[Sample], path: Path) -> Found:
     chance = random.Random(f"{kind} {seed}")
     sample = chance.choice(samples)
-    found = Found(kind, sample.recorder, seed, files=[str(path)])
+    found = Found(kind, sample.recorder, seed, files=[str(path), str(sample.path)])
     if kind == "damage":
         path.write_bytes(damage.damage(sample.content, chance))
         way = ""
@@ -116,8 +113,9 @@ def _status(field: str) -> int:
     return 1024 * int(text.split(f"{field}:")[1].split()[0])
 
 
-def repeat(case: Path) -> Found:
-    """Examine the file of a kept case again."""
-    kept = Found(**json.loads((case / "case.json").read_text()))
-    path = next(case.glob("*.krn"))
-    return examine(Found(kept.kind, kept.name, kept.seed), path, None, "")
+def repeat(kept: Found, case: Path) -> Found:
+    """Examine the hostile file of a kept case again; the file that it was made from lies beside it."""
+    path = case / f"{kept.kind}.krn"
+    originals = [other for other in case.glob("*.krn") if other != path]
+    sample = corpus.load(originals)[0] if originals else None
+    return examine(Found(kept.kind, kept.name, kept.seed), path, sample, "")

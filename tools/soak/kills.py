@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 
 from cases import Found
+from tasks import Task
 from trials import TIMEOUT_S, Trials
 
-MOST_KILLS = 4
+MOST_KILLS = 6
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 ENDS = {
     signal.SIGKILL: (-9,), signal.SIGTERM: (143, -15), signal.SIGINT: (130, -2), signal.SIGHUP: (129, -1),
@@ -65,7 +66,7 @@ def trial(trials: Trials, seed: int) -> Found:
     return found
 
 
-def _check_earlier(found: Found, out: Path, earlier: Path, trials: Trials, task, folder: Path) -> None:
+def _check_earlier(found: Found, out: Path, earlier: Path, trials: Trials, task: Task, folder: Path) -> None:
     """What is to be replaced is as it was, or is the whole result."""
     if not out.exists():
         found.problem = "the earlier file is gone"

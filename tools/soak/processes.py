@@ -16,11 +16,11 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 POLL_S = 0.004
-KILLED = 128  # and the signal's number: the code of a shell for a command that a signal ended
 
 
 @dataclass
@@ -58,13 +58,24 @@ class Started:
         assert self.code is not None, f"process {self.pid} survived SIGKILL"
         return self.code
 
+    def end_group(self) -> None:
+        """Kill what a process with a group of its own has left."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
     @property
     def text(self) -> str:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
 
-def start(action: Callable[[], object], log: Path, *, file_bytes: int | None = None) -> Started:
-    """Run an action in a fork; what it prints goes to `log`. file_bytes: no file may become larger (RLIMIT_FSIZE)."""
+def start(
+    action: Callable[[], object], log: Path, *, file_bytes: int | None = None, own_group: bool = False
+) -> Started:
+    """Run an action in a fork; what it prints goes to `log`.
+
+    file_bytes  no file may become larger (RLIMIT_FSIZE)
+    own_group   the process and those that it starts form a group, which can be ended as a whole
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -72,6 +83,8 @@ def start(action: Callable[[], object], log: Path, *, file_bytes: int | None = N
         return Started(pid, log)
     code = 1
     try:
+        if own_group:
+            os.setpgid(0, 0)
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
         target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)

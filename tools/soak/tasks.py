@@ -83,9 +83,7 @@ def hash_of(opened: Any, name: str) -> str:
 
 def without_times(value: Any) -> Any:
     if isinstance(value, dict):
-        return {
-            key: without_times(item) for key, item in value.items() if not any(part in key for part in CHANGING)
-        }
+        return {key: without_times(item) for key, item in value.items() if not any(part in key for part in CHANGING)}
     return [without_times(item) for item in value] if isinstance(value, list) else value
 
 

@@ -11,6 +11,8 @@ import processes
 from cases import Found
 from tasks import Task
 
+# How often a command is drawn: those that keep checkpoints often, those that take long less often.
+WEIGHTS = {"record": 8, "append": 4, "extract": 4, "learn": 2, "bench": 2}
 TIMEOUT_S = 300.0  # after which a command counts as stuck
 
 
@@ -18,12 +20,15 @@ class Trials:
     """One lane's tasks. A reference is made when it is first needed."""
 
     def __init__(self, folder: Path, tasks: list[Task], only: str = ""):
-        self.folder, self.tasks = folder, [task for task in tasks if only in task.name]
+        self.folder, self.only = folder, only
+        self.tasks = [task for task in tasks if only in task.name]
         self._references: dict[str, tuple[str, float]] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
     def choose(self, chance: random.Random) -> Task:
-        return chance.choice(self.tasks)
+        groups = {word: [task for task in self.tasks if task.name.split()[0] == word] for word in WEIGHTS}
+        known = [word for word, group in groups.items() if group]
+        return chance.choice(groups[chance.choices(known, [WEIGHTS[word] for word in known])[0]])
 
     def reference(self, task: Task) -> tuple[str, float]:
         """The digest of an undisturbed result, and the seconds that it took."""
@@ -44,7 +49,9 @@ class Trials:
         shutil.rmtree(folder, ignore_errors=True)
         return folder
 
-    def start(self, task: Task, folder: Path, *, again: bool = False, file_bytes: int | None = None, log: str = "log"):
+    def start(
+        self, task: Task, folder: Path, *, again: bool = False, file_bytes: int | None = None, log: str = "log"
+    ) -> processes.Started:
         action = processes.command(task.words(folder, again=again), folder)
         return processes.start(action, folder / log, file_bytes=file_bytes)
 
