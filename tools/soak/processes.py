@@ -9,6 +9,7 @@ instead of seconds. This process must start no threads, since a fork has none of
 
 from __future__ import annotations
 
+import io
 import os
 import resource
 import signal
@@ -90,6 +91,9 @@ def start(
         target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(target, 1)
         os.dup2(target, 2)
+        sys.stdout, sys.stderr = (
+            io.TextIOWrapper(io.FileIO(fd, "w", closefd=False), errors="backslashreplace") for fd in (1, 2)
+        )
         if file_bytes is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
         action()
