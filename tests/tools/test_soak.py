@@ -104,10 +104,10 @@ def test_a_forged_file_has_valid_checksums(tmp_path, sample, way, monkeypatch):
     """Where it is refused, then for what it says; some headers are no JSON, or say where no checksum is."""
     monkeypatch.setattr(forgery, "WAYS", {way: (forgery.WAYS[way][0], 1)})
     monkeypatch.setattr(forgery, "headers", lambda *_: None)  # now and then, odd headers come on top
-    names = []
+    other, names = corpus.load([GOLDEN / "raw-float32.krn"])[0], []
     for seed in range(20):
         path = tmp_path / f"{seed}.krn"
-        assert forgery.forge(sample, [sample], path, random.Random(seed)) == way
+        assert forgery.forge(sample, [sample, other], path, random.Random(seed)) == way
         names += [type(answer).__name__ for answer in corpus.ask(path).values()]
     assert way == "headers" or "ChecksumError" not in names
 

@@ -65,7 +65,7 @@ TRIES = 20
 
 
 def forge(sample: Sample, others: list[Sample], path: Path, chance: random.Random) -> str:
-    """Write a forged file; returns the way that it was made."""
+    """Write a forged file; returns the way that it was made, or "unchanged" if none of TRIES made another file."""
     for _ in range(TRIES):
         way = chance.choices(list(WAYS), [weight for _, weight in WAYS.values()])[0]
         path.write_bytes(sample.content)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 import signal
-import time
 from pathlib import Path
 
 from cases import Found
@@ -21,7 +20,7 @@ ENDS = {
 }  # fmt: skip
 STOPPED_S = 30.0  # a command that was told to stop has saved what it has, and ended, within this time
 SPARE = 1.1  # moments are drawn from a little more than the time that the command takes
-SETUP_S = 0.3  # before which a command parses its arguments, and a stop ends it as it ends any program
+ABORTED = "Aborted"  # what typer says, with code 1, where Ctrl-C comes before a command has begun
 
 
 def trial(trials: Trials, seed: int) -> Found:
@@ -36,14 +35,12 @@ def trial(trials: Trials, seed: int) -> Found:
         signum = chance.choice(SIGNALS)
         moment = chance.uniform(0, SPARE * seconds)
         running = trials.start(task, folder, again=number > 0)
-        started = time.monotonic()
         running.wait(moment)
         running.send(signum)
         code = running.end(STOPPED_S if signum != signal.SIGKILL else TIMEOUT_S)
         if code == 0:
             break
-        early = time.monotonic() - started < SETUP_S
-        aborted = early and code == 1 and signum == signal.SIGINT  # before the command itself has begun
+        aborted = code == 1 and signum == signal.SIGINT and running.text.strip().rstrip("!.") == ABORTED
         if code not in ENDS[signum] and not aborted:
             found.problem = f"ended with {code} after {signum.name} at {moment:.3f} s: {running.text[-1500:]}"
             return found

@@ -100,6 +100,8 @@ def start(
         code = 0
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except KeyboardInterrupt:  # before the action has begun
+        code = 130
     except BaseException:
         traceback.print_exc()
     finally:
