@@ -19,8 +19,21 @@ from typing import Any
 import numpy as np
 
 NUM_SAMPLES, NUM_MORE = 72, 24
-# Parts of the keys whose values say when, or how fast; start and kept_files are digests of files that hold times.
-CHANGING = ("seconds", "time", "date", "memory", "per_second", "device", "command", "versions", "start", "kept_files")
+# Parts of the keys whose values say when, or how fast; start, kept_files and checksum are digests of files that
+# hold times.
+CHANGING = (
+    "seconds",
+    "time",
+    "date",
+    "memory",
+    "per_second",
+    "device",
+    "command",
+    "versions",
+    "start",
+    "kept_files",
+    "checksum",
+)
 
 
 @dataclass(frozen=True)
