@@ -103,8 +103,18 @@ def matrix_of(job: Job, basis: Basis) -> Matrix:
 
 def in_parts(job: Job, ids: Tensor, forward: Callable[[Tensor], Tensor]) -> Tensor:
     """forward(normalised features) of these samples, a few at a time: a row of few columns may need a large map."""
-    parts = [forward(x) for x in normalised_chunks(job, ids)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    found: Tensor | None = None
+    start = 0
+    for x in normalised_chunks(job, ids):
+        part = forward(x)
+        if len(part) == len(ids):
+            return part
+        if found is None:  # made first: small results between large chunks would leave memory in pieces
+            found = part.new_empty(len(ids), *part.shape[1:])
+        found[start : start + len(part)] = part
+        start += len(part)
+    assert found is not None
+    return found
 
 
 def planned_bytes(job: Job, content: Content, prefix: str, num_held: int = 0) -> int:
