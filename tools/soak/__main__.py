@@ -4,7 +4,7 @@
     python tools/soak --seconds 60 --only kills --commands append
     python tools/soak --replay soak-failed/forgery-pca-17
 
-Two processes ("lanes") work at a time: one disturbs commands, one makes hostile files. All that is random follows from
+Two processes ("lanes") work at a time, or more: one disturbs commands, one makes hostile files. All that is random follows from
 --seed, but for the moment at which a signal hits. A trial that fails is kept in the folder of --failed, and --replay
 repeats it. At the end a table is printed, and a row appended to the ledger (recipe `soak`); the exit status is 1 if
 anything failed.
@@ -36,6 +36,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import cases
@@ -66,6 +67,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--seconds", type=float, default=600, help="how long to go on (default: 600)")
     parser.add_argument("--seed", type=int, default=None, help="of all that is random (default: another at each call)")
     parser.add_argument("--only", default=",".join(KINDS), help=f"some of {','.join(KINDS)} (default: all)")
+    parser.add_argument("--lanes", type=int, default=1, help="processes that disturb commands, at a time (default: 1)")
     parser.add_argument("--commands", default="", help="text that the names of the disturbed commands contain")
     parser.add_argument("--failed", type=Path, default=Path("soak-failed"), help="folder for trials that fail")
     parser.add_argument("--replay", type=Path, default=None, metavar="CASE", help="repeat a trial that was kept")
@@ -89,18 +91,22 @@ def soak(parser: argparse.ArgumentParser, options: argparse.Namespace, folder: P
     print(f"soak: {options.seconds:g} s, --seed {seed}, of {', '.join(kinds)}", flush=True)
     begun = time.monotonic()
     ends = begun + options.seconds
-    lanes = []
+    lanes: list[tuple[Results, Callable[[], None]]] = []
     if turns := [kind for kind in TURNS if kind in kinds]:
         found = make_tasks(folder)
-        results = Results(folder / "disturbed.jsonl", options.failed)
-        trials = Trials(folder / "trials", found, options.commands)
-        lanes.append((results, lambda: disturb(trials, turns, seed, results, ends)))
+        for lane in range(options.lanes):
+            lane_results = Results(folder / f"disturbed-{lane}.jsonl", options.failed)
+            trials = Trials(folder / f"trials-{lane}", found, options.commands)
+            lane_turns, lane_seed = turns[lane % len(turns) :] + turns[: lane % len(turns)], 1000 * seed + lane
+            lanes.append((lane_results, partial(disturb, trials, lane_turns, lane_seed, lane_results, ends)))
     if turns_of_files := [kind for kind in HOSTILE if kind in kinds]:
         in_fork(lambda: corpus.make(folder / "corpus"), folder / "log")
         paths = corpus.paths(folder / "corpus")
-        results_of_files = Results(folder / "hostile.jsonl", options.failed)
-        lanes.append((results_of_files, lambda: attack(turns_of_files, paths, fast, seed, results_of_files, ends)))
-    running = [processes.start(lane, folder / f"log-{index}", own_group=True) for index, (_, lane) in enumerate(lanes)]
+        results = Results(folder / "hostile.jsonl", options.failed)
+        lanes.append((results, partial(attack, turns_of_files, paths, fast, seed, results, ends)))
+    running = [
+        processes.start(action, folder / f"log-{index}", own_group=True) for index, (_, action) in enumerate(lanes)
+    ]
     watch([results.path for results, _ in lanes], running, ends)
     everything = cases.read(results.path for results, _ in lanes)
     broken = [process.text for process in running if process.code != 0]
@@ -192,7 +198,7 @@ def write_row(
     outcome = "ok" if not failures and not broken else f"failed: {len(failures)} trials, {len(broken)} lanes"
     ledger.append(
         "soak",
-        settings={"seconds": options.seconds, "only": options.only, "commands": options.commands},
+        settings={name: getattr(options, name) for name in ("seconds", "only", "commands", "lanes")},
         metrics={"totals": totals, "counts": counts},
         seconds=round(seconds, 1),
         seed=seed,
