@@ -4,10 +4,10 @@
     python tools/soak --seconds 60 --only kills --commands append
     python tools/soak --replay soak-failed/forgery-pca-17
 
-Two processes ("lanes") work at a time, or more: one disturbs commands, one makes hostile files. All that is random follows from
---seed, but for the moment at which a signal hits. A trial that fails is kept in the folder of --failed, and --replay
-repeats it. At the end a table is printed, and a row appended to the ledger (recipe `soak`); the exit status is 1 if
-anything failed.
+Processes ("lanes") work at the same time: --lanes of them disturb commands, and one makes hostile files. All that is
+random follows from --seed, but for the moment at which a signal hits. A trial that fails is kept in the folder of
+--failed, and --replay repeats it. At the end a table is printed, and a row appended to the ledger (recipe `soak`); the
+exit status is 1 if anything failed.
 
     __main__.py   options, lanes, table, row
     tasks.py      the commands that are disturbed, and what they make      trials.py  the undisturbed results of them
