@@ -89,6 +89,7 @@ def soak(parser: argparse.ArgumentParser, options: argparse.Namespace, folder: P
         parser.error(f"--only names {', '.join(sorted(unknown))}; expected some of {', '.join(KINDS)}")
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     print(f"soak: {options.seconds:g} s, --seed {seed}, of {', '.join(kinds)}", flush=True)
+    os.environ["KRNET_COMMIT"] = ledger.commit()  # for all processes: it is part of what a run writes
     begun = time.monotonic()
     ends = begun + options.seconds
     lanes: list[tuple[Results, Callable[[], None]]] = []
