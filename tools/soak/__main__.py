@@ -72,6 +72,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--failed", type=Path, default=Path("soak-failed"), help="folder for trials that fail")
     parser.add_argument("--replay", type=Path, default=None, metavar="CASE", help="repeat a trial that was kept")
     options = parser.parse_args(words)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the lanes are ended, and small drives unmounted
     for module in PRELOADED:
         importlib.import_module(module)
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
@@ -142,7 +143,7 @@ def in_fork(action: Callable[[], object], log: Path) -> None:
 
 def disturb(trials: Trials, turns: list[str], seed: int, results: Results, ends: float) -> None:
     """The lane of kills, full disks and several writers."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # small drives are unmounted then, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # small drives are unmounted then
     number = 0
     while time.monotonic() < ends:
         kind = turns[number % len(turns)]
