@@ -19,6 +19,8 @@ from trials import TIMEOUT_S, Trials, is_refusal
 
 SMALL_DRIVE_BYTES, RUN_DRIVE_BYTES = 1 << 20, 8 << 20  # a run of `learn` takes megabytes, logs included
 
+LOG_BYTES = 1500  # the command's messages go to a file, too
+
 
 def trial(trials: Trials, seed: int) -> Found:
     chance = random.Random(seed)
@@ -41,9 +43,8 @@ def is_run(task: Task) -> bool:
 
 def _with_limit(found: Found, trials: Trials, task: Task, folder: Path, chance: random.Random) -> None:
     out = task.prepare(folder)
-    largest = _largest(trials.folder / "reference" / task.out)
-    limit = int(chance.uniform(0, 1.1 * largest))
-    running = trials.start(task, folder, file_bytes=max(limit, len(task.name)))
+    limit = int(chance.uniform(LOG_BYTES, max(2 * LOG_BYTES, 1.1 * trials.largest_bytes(task))))
+    running = trials.start(task, folder, file_bytes=limit)
     _judge(found, trials, task, folder, out, running.end(TIMEOUT_S), running.text, f"{limit} bytes a file")
 
 
@@ -58,6 +59,10 @@ def _on_small_drive(found: Found, trials: Trials, task: Task, folder: Path, chan
     code, text = running.end(TIMEOUT_S), running.text
     (folder / "filler").unlink()
     _judge(found, trials, task, inside, out, code, text, f"a drive with {rest} bytes free", log="../../log-of-drive")
+    if found.problem:  # the drive is gone when the trial is kept
+        kept = trials.fresh(f"kept-{found.seed}")
+        shutil.copytree(inside, kept)
+        found.files = [str(kept)]
     return found
 
 
@@ -84,11 +89,6 @@ def _judge(
         found.problem = f"after {what}, with room again, it ended with {code}: {running.text[-1500:]}"
         return
     trials.same(found, task, folder)
-
-
-def _largest(path: Path) -> int:
-    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-    return max((file.stat().st_size for file in files), default=10_000)
 
 
 @contextmanager

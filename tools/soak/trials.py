@@ -23,6 +23,7 @@ class Trials:
         self.folder, self.only = folder, only
         self.tasks = [task for task in tasks if only in task.name]
         self._references: dict[str, tuple[str, float]] = {}
+        self._largest: dict[str, int] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
     def choose(self, chance: random.Random) -> Task:
@@ -41,7 +42,14 @@ class Trials:
             if code != 0:
                 raise RuntimeError(f"{task.name} fails when nothing disturbs it: {running.text[-2000:]}")
             self._references[task.name] = task.digest(folder), time.monotonic() - started
+            sizes = [file.stat().st_size for file in folder.rglob("*") if file.is_file()]
+            self._largest[task.name] = max(sizes)
         return self._references[task.name]
+
+    def largest_bytes(self, task: Task) -> int:
+        """Size of the largest file that an undisturbed run leaves."""
+        self.reference(task)
+        return self._largest[task.name]
 
     def fresh(self, name: str) -> Path:
         """A folder that is not there yet."""
