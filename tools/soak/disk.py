@@ -18,7 +18,6 @@ from tasks import Task
 from trials import TIMEOUT_S, Trials, is_refusal
 
 SMALL_DRIVE_BYTES, RUN_DRIVE_BYTES = 1 << 20, 8 << 20  # a run of `learn` takes megabytes, logs included
-
 LOG_BYTES = 1500  # the command's messages go to a file, too
 
 
