@@ -12,7 +12,7 @@ VENV_PYTHON := .venv/bin/python
 STAMP := .venv/.installed-$(shell pwd | cksum | cut -d' ' -f1)
 DOCS_STAMP := $(STAMP:.venv/.installed-%=.venv/.docs-installed-%)
 
-.PHONY: help setup demo test test-slow test-gpu lint docs smoke clean
+.PHONY: help setup demo test test-slow test-gpu soak lint docs smoke clean
 .DEFAULT_GOAL := help
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo "make test       run the test suite (ARGS=... goes to pytest)"
 	@echo "make test-slow  the tests that it leaves out: kernels compiled for the CPU, long fits, much memory"
 	@echo "make test-gpu   the tests that need a GPU; a row in the ledger says how they ended"
+	@echo "make soak       kill, starve and forge for SECONDS=600, then a table of counts and a row of the ledger"
 	@echo "make lint       ruff and mypy; a script of a user must pass mypy --strict"
 	@echo "make docs       write tables and pictures from the ledger, and build the documentation into site/"
 	@echo "make smoke      build wheel and source archive into dist/, install and try them in a clean environment"
@@ -42,6 +43,11 @@ test-slow: $(STAMP)
 # One process: tests that measure a GPU's memory would see each other's.
 test-gpu: $(STAMP)
 	$(VENV_PYTHON) tools/test_gpu.py $(ARGS)
+
+# ARGS="--only damage,forgery --seed 7", or ARGS="--replay soak-failed/CASE" for a trial that failed.
+SECONDS ?= 600
+soak: $(STAMP)
+	$(VENV_PYTHON) tools/soak --seconds $(SECONDS) $(ARGS)
 
 # As in a project that uses krnet: its own strict settings, and no messages about krnet's own source.
 AS_USER := --config-file= --strict --follow-imports=silent --cache-dir=.mypy_cache/user

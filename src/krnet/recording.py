@@ -51,6 +51,7 @@ FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
     "metrics.mse": NUMBER, "metrics.r2": NUMBER, "metrics.zero_ratio": NUMBER, "times.fit_seconds": NUMBER,
     "versions": dict,
 }  # fmt: skip
+FIELD_MINIMA = {"feature_bytes": 1, "iterations": 0}
 CHUNK_BYTES = 64 << 20  # features decoded at once: bounds the memory of a large request beside its result
 
 
@@ -496,7 +497,7 @@ class Recording:
 
 
 def _check_fields(opened: archive.Archive) -> None:
-    """Refuse metadata that lacks a field or has a value of another type."""
+    """Refuse metadata that lacks a field or has a value that no recording has."""
     for field, kind in FIELD_TYPES.items():
         value: Any = opened.metadata
         for name in field.split("."):
@@ -504,7 +505,9 @@ def _check_fields(opened: archive.Archive) -> None:
         is_valid = isinstance(value, kind) and not isinstance(value, bool)
         if is_valid and isinstance(value, NUMBER):
             is_valid = abs(value) < 2**63  # JSON may hold integers that are too large for a float
+        if is_valid and field in FIELD_MINIMA:
+            is_valid = FIELD_MINIMA[field] <= value < 2**63
         if not is_valid:
             raise NotARecordingError(
-                f"{opened.path}: metadata {field!r} is {value!r:.99}; expected another type of value. {RESTORE}"
+                f"{opened.path}: metadata {field!r} is {value!r:.99}; expected another value. {RESTORE}"
             )

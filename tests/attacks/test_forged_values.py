@@ -68,6 +68,18 @@ def test_forged_settings_of_images_are_refused_by_name(tmp_path, change: dict[st
 
 
 @pytest.mark.parametrize(
+    "change", [{"feature_bytes": 0}, {"feature_bytes": -5}, {"feature_bytes": 10**30}, {"iterations": -1}]
+)
+def test_forged_counts_are_refused_before_they_are_shown(tmp_path, change: dict[str, Any]):
+    """A ratio to 0 bytes could not be printed."""
+    path = tmp_path / "x.krn"
+    path.write_bytes((GOLDEN / "pq.krn").read_bytes())
+    rewrite_metadata(path, lambda metadata: metadata.update(change))
+    with pytest.raises(RecordingError, match=next(iter(change))):
+        krnet.open(path)
+
+
+@pytest.mark.parametrize(
     "content", [b"", b"PK\x03\x04", b"PK\x03\x04\x00\x00", b"\x93NUMPY", b"\x93NUMPY\x01", b"\xff" * 7]
 )
 def test_files_of_a_few_bytes_end_in_named_errors(tmp_path, content):

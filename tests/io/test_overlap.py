@@ -218,3 +218,11 @@ def test_a_foreign_file_with_the_name_of_unfinished_features_is_kept(tmp_path, n
     with pytest.raises(InputError, match=f"{name}: is no file of krnet.extract"):
         krnet.extract(torch.nn.Flatten(), torch.zeros(4, 3, 8, 8), out=tmp_path / "a.safetensors")
     assert (tmp_path / name).read_text() == "mine"
+
+
+def test_a_page_may_lie_in_the_folder_that_it_shows_but_replaces_no_ledger(tmp_path):
+    refuse_overlap("report", [tmp_path / "report.html"], [tmp_path])
+    ledger = tmp_path / "ledger.jsonl"
+    ledger.touch()
+    with pytest.raises(InputError, match="would be overwritten"):
+        refuse_overlap("report", [ledger], [tmp_path, ledger])

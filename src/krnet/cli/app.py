@@ -114,6 +114,8 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         app(prog_name="krnet")
+    except KeyboardInterrupt:  # before the command has begun
+        _end_now(CTRL_C_CODE)
     except SystemExit as end:
         if end.code in STOP_CODES:
             _end_now(end.code)

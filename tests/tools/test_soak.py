@@ -1,0 +1,191 @@
+"""tools/soak: it finds faults that are planted, keeps what shows them, and ends with a row of counts."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from krnet.errors import ChecksumError
+from krnet.io import ledger
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools" / "soak"))
+import cases
+import corpus
+import damage
+import disk
+import forgery
+import hostile
+import kills
+import processes
+from cases import Found
+from tasks import Task
+from trials import Trials
+
+SOAK = Path(kills.__file__).parent
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+
+
+def run_soak(folder: Path, *options: object) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"KRNET_LEDGER": str(folder / "ledger.jsonl")}
+    words = [sys.executable, str(SOAK), "--failed", str(folder / "failed"), *map(str, options)]
+    return subprocess.run(words, capture_output=True, text=True, cwd=folder, env=environment, timeout=900)
+
+
+@pytest.fixture(scope="module")
+def sample() -> corpus.Sample:
+    return corpus.load([GOLDEN / "pca.krn"])[0]
+
+
+# ------------------------------------------------------------------ hostile files
+
+
+@pytest.mark.parametrize("name", ["one", "all", "labels", "info"])
+def test_a_wrong_value_of_a_damaged_file_is_a_failure(sample, name):
+    wrong = {"one": sample.answers["one"] + 1e-6, "all": sample.answers["all"].flip(0), "labels": None, "info": {}}
+    answers = {**sample.answers, "verify": ChecksumError("damaged")}
+    assert damage.judge(answers, sample.answers) == ""
+    assert f"wrong value of {name}" in damage.judge(answers | {name: wrong[name]}, sample.answers)
+
+
+def test_a_damaged_file_that_verify_passes_is_a_failure(sample):
+    assert "verify" in damage.judge(sample.answers, sample.answers)
+
+
+def test_only_errors_of_krnet_are_refusals():
+    assert forgery.judge({"open": ChecksumError("damaged")}) == ""
+    for raw in (ValueError("x"), MemoryError(), RecursionError(), KeyError("y")):
+        assert f"raw {type(raw).__name__} of one" in forgery.judge({"one": raw})
+
+
+def test_memory_and_time_above_the_bound_are_failures(tmp_path, sample, monkeypatch):
+    path = tmp_path / "forgery.krn"
+    path.write_bytes(sample.content)
+    found = Found("forgery", "pca", 0)
+    assert hostile.examine(replace(found), path, sample, "").problem == ""
+
+    def greedy(path: Path) -> dict[str, object]:
+        return {"one": torch.ones(50 << 20).sum()}
+
+    monkeypatch.setattr(corpus, "ask", greedy)
+    monkeypatch.setattr(hostile, "FREE_BYTES", 0)
+    monkeypatch.setattr(hostile, "FILE_FACTOR", 0)
+    assert "are allowed" in hostile.examine(replace(found), path, sample, "").problem
+    monkeypatch.setattr(hostile, "SPARE_BYTES", 1 << 40)
+    monkeypatch.setattr(hostile, "SLOW_S", 0)
+    assert "took 0." in hostile.examine(replace(found), path, sample, "").problem
+
+
+def test_a_process_that_dies_fails_at_its_file_and_the_next_goes_on(tmp_path, monkeypatch):
+    def trial(kind: str, seed: int, samples: list[corpus.Sample], path: Path) -> Found:
+        if seed == 2:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return Found(kind, "pca", seed)
+
+    monkeypatch.setattr(hostile, "trial", trial)
+    results = cases.Results(tmp_path / "results", tmp_path / "failed")
+    done = hostile.batch("damage", range(5), [GOLDEN / "pca.krn"], tmp_path / "work", results, float("inf"))
+    found = cases.read([tmp_path / "results"])
+    assert done == 5 and [each.seed for each in found] == [0, 1, 2, 3, 4]
+    assert [each.seed for each in found if each.problem] == [2] and "-11" in found[2].problem
+
+
+@pytest.mark.parametrize("way", forgery.WAYS)
+def test_a_forged_file_has_valid_checksums(tmp_path, sample, way, monkeypatch):
+    """Where it is refused, then for what it says; some headers are no JSON, or say where no checksum is."""
+    monkeypatch.setattr(forgery, "WAYS", {way: (forgery.WAYS[way][0], 1)})
+    monkeypatch.setattr(forgery, "headers", lambda *_: None)  # now and then, odd headers come on top
+    other, names = corpus.load([GOLDEN / "raw-float32.krn"])[0], []
+    for seed in range(20):
+        path = tmp_path / f"{seed}.krn"
+        assert forgery.forge(sample, [sample, other], path, random.Random(seed)) == way
+        names += [type(answer).__name__ for answer in corpus.ask(path).values()]
+    assert way == "headers" or "ChecksumError" not in names
+
+
+def test_the_same_seed_makes_the_same_damage(sample):
+    made = [damage.damage(sample.content, random.Random(seed)) for seed in (1, 1, 2)]
+    assert made[0] == made[1] != made[2] and sample.content not in made
+
+
+# ------------------------------------------------------------------ commands
+
+
+@pytest.fixture
+def trials(tmp_path) -> Trials:
+    features = tmp_path / "features.npy"
+    import numpy as np
+
+    np.save(features, np.random.default_rng(0).random((40, 2, 4, 4), np.float32))
+    words = ("record", features, "--recorder", "raw", "-q", "-o", "OUT")
+    return Trials(tmp_path / "trials", [Task("record raw", words, "out.krn", ("--resume",))])
+
+
+def test_kills_that_change_nothing_pass_and_a_result_that_differs_fails(trials):
+    assert kills.trial(trials, 1).problem == ""
+    trials._references["record raw"] = ("another digest", 0.3)
+    assert "the result differs" in kills.trial(trials, 1).problem
+
+
+def test_a_full_disk_passes_and_a_file_left_under_the_final_name_fails(trials):
+    limited = [disk.trial(trials, seed) for seed in range(6)]
+    assert not [found.problem for found in limited if found.problem]
+    assert sum(found.counts["full"] for found in limited) > 0
+    task, folder = trials.tasks[0], trials.fresh("planted")
+    out = task.prepare(folder)
+    out.write_bytes(b"half a file")
+    found = Found("disk", "record raw", 0, counts={})
+    disk._judge(found, trials, task, folder, out, 1, "error: full", "no room")
+    assert "is there although the command failed" in found.problem
+    found = Found("disk", "record raw", 0, counts={})
+    disk._judge(found, trials, task, folder, out, 1, "Traceback (most recent call last)", "no room")
+    assert "Traceback" in found.problem
+
+
+def test_a_process_that_hangs_is_ended(tmp_path):
+    import time
+
+    running = processes.start(lambda: time.sleep(60), tmp_path / "log")
+    assert running.wait(0.05) is None
+    assert running.end(0.05) == -signal.SIGKILL
+
+
+# ------------------------------------------------------------------ the whole
+
+
+def test_a_kept_case_is_repeated(tmp_path, sample):
+    case, path = tmp_path / "failed" / "damage-pca-3", tmp_path / "damage.krn"
+    shutil.copy(GOLDEN / "quantized.krn", path)  # whole, and another: stands for damage that nobody noticed
+    kept = cases.keep(Found("damage", "pca", 3, "a problem", files=[str(path), str(sample.path)]), tmp_path / "failed")
+    assert kept == case and json.loads((case / "case.json").read_text())["seed"] == 3
+    done = run_soak(tmp_path, "--replay", case)
+    assert done.returncode == 1 and "verify finds nothing wrong" in done.stdout, done.stderr
+    (case / "damage.krn").write_bytes(sample.content[:-1])
+    done = run_soak(tmp_path, "--replay", case)
+    assert done.returncode == 0 and "nothing failed" in done.stdout
+
+
+def test_an_unknown_kind_is_refused(tmp_path):
+    done = run_soak(tmp_path, "--only", "kills,rats")
+    assert done.returncode == 2 and "rats" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_short_soak_fails_nowhere_and_appends_its_row(tmp_path):
+    done = run_soak(tmp_path, "--seconds", 20, "--seed", 1)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = ledger.read(tmp_path / "ledger.jsonl")
+    assert (row["recipe"], row["seed"], row["outcome"]) == ("soak", 1, "ok")
+    totals = row["metrics"]["totals"]
+    assert totals["kills"]["trials"] > 0 and totals["damage"]["trials"] > 20 and totals["forgery"]["trials"] > 20
+    assert not any(counts["failures"] for counts in totals.values())
+    assert not (tmp_path / "failed").exists()

@@ -1,0 +1,142 @@
+"""Tiny recordings of every recorder, and what each gives back: what the damaged and the forged files are made from.
+
+tests/golden (files of earlier versions) and fresh recordings -> [Sample, ...]
+
+A file's answers are its info, its labels, one sample, all samples and the outcome of `verify`.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import warnings
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).resolve().parents[2] / "tests"
+sys.path[:0] = [str(TESTS), str(TESTS / "attacks")]  # forge.py, hungry.py and golden/small.py
+
+MOST_VALUES = 1 << 20  # replayed of one file: a forged one may hold any number of samples
+COMPACT = {"step": 0.25, "components": 6, "c1": 8, "blocks": 1, "iterations": 10}
+FRESH: dict[str, dict[str, Any]] = {
+    "krnet": COMPACT, "pca": {"step": 0.15}, "pq": {"parts": 2, "bits": 4}, "quantized": {"step": 0.1},
+    "transform": {"step": 0.15}, "raw": {}, "paper": {"d0": 8, "c0": 4, "c1": 4, "iterations": 10, "bits": 4},
+    "autoencoder": {"d0": 8, "c0": 4, "c1": 4, "iterations": 10, "code_bits": 4, "weight_bits": 4},
+}  # fmt: skip
+
+
+@dataclass
+class Sample:
+    """A recording that is to be damaged or forged."""
+
+    recorder: str
+    path: Path
+    content: bytes
+    answers: dict[str, Any] = field(default_factory=dict)
+
+
+def paths(folder: Path) -> list[Path]:
+    """The fresh recordings in a folder, and the golden files."""
+    return [*sorted(folder.glob("*.krn")), *sorted((TESTS / "golden").glob("*.krn"))]
+
+
+def make(folder: Path) -> None:
+    """Write a fresh recording of every recorder."""
+    import torch
+
+    import krnet
+    from golden import small
+
+    folder.mkdir(parents=True)
+    features, labels = small.maps(40)
+    for name, settings in FRESH.items():
+        krnet.record(features, labels, recorder=name, out=folder / f"{name}.krn", device="cpu", **settings)
+    images, trunk = small.pictures(40), small.make_trunk()
+    with torch.inference_mode():
+        made = trunk((images.float() / 255 - torch.tensor(small.MEAN)[:, None, None])
+                     / torch.tensor(small.STD)[:, None, None])  # fmt: skip
+    out = folder / "images.krn"
+    krnet.record(made, labels, out=out, images=images, trunk=trunk, device="cpu", codec="webp", **small.IMAGES)
+
+
+def load(chosen: list[Path]) -> list[Sample]:
+    """Read the recordings and their answers."""
+    samples = []
+    for path in chosen:
+        answers = ask(path)
+        assert all(not isinstance(answer, Exception) for answer in answers.values()), (path, answers)
+        samples.append(Sample(answers["info"]["recorder"], path, path.read_bytes(), answers))
+    return samples
+
+
+_trunks: list[Any] = []
+
+
+def trunk() -> Any:
+    """The network that the recordings of images were made with."""
+    from golden import small
+
+    if not _trunks:
+        _trunks.append(small.make_trunk())
+    return _trunks[0]
+
+
+def _open(path: Path) -> Any:
+    import krnet
+
+    try:
+        return krnet.open(path, trunk=trunk())
+    except krnet.errors.InputError:  # a recorder that needs no trunk
+        return krnet.open(path)
+
+
+def ask(path: Path) -> dict[str, Any]:
+    """All answers of a file; instead of an answer, the exception that was raised for it."""
+    import krnet
+
+    answers: dict[str, Any] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            recording = _open(path)
+        except Exception as error:
+            return {"open": error}
+        _try(answers, "info", recording.info)
+        _try(answers, "printed", lambda: _print_info(recording))
+        _try(answers, "labels", lambda: recording.labels)
+        _try(answers, "one", lambda: recording[len(recording) // 2])
+        _try(answers, "all", lambda: recording.replay(_ids(recording)))
+        needs_trunk = recording.recorder == "images"
+        _try(answers, "verify", lambda: krnet.verify(path, trunk=trunk() if needs_trunk else None)["ok"])
+    return answers
+
+
+def _try(answers: dict[str, Any], name: str, action: Any) -> Any:
+    try:
+        answers[name] = action()
+    except Exception as error:  # every kind: the caller tells named ones from others
+        answers[name] = error
+        return None
+    return answers[name]
+
+
+def _print_info(recording: Any) -> str:
+    """What `krnet info` prints, as a table and as JSON."""
+    from krnet.cli import output
+
+    summary = {"path": "x.krn", **recording.info()}
+    with redirect_stdout(io.StringIO()) as printed:
+        output.show(summary, output.info_rows(summary), False)
+        output.show(summary, [], True)
+    return printed.getvalue()
+
+
+def _ids(recording: Any) -> list[int]:
+    """All samples, or as many of them as have MOST_VALUES values."""
+    num_values = 1
+    for size in recording.shape:
+        num_values *= max(1, size)
+    number = max(1, min(len(recording), MOST_VALUES // num_values))
+    return [index * len(recording) // number for index in range(number)]
