@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,7 +72,7 @@ def test_memory_and_time_above_the_bound_are_failures(tmp_path, sample, monkeypa
     path = tmp_path / "forgery.krn"
     path.write_bytes(sample.content)
     found = Found("forgery", "pca", 0)
-    assert hostile.examine(replace(found), path, sample, "").problem == ""
+    assert hostile.examine(replace(found), path, sample, "").fault == ""
 
     def greedy(path: Path) -> dict[str, object]:
         return {"one": torch.ones(50 << 20).sum()}
@@ -79,24 +80,59 @@ def test_memory_and_time_above_the_bound_are_failures(tmp_path, sample, monkeypa
     monkeypatch.setattr(corpus, "ask", greedy)
     monkeypatch.setattr(hostile, "FREE_BYTES", 0)
     monkeypatch.setattr(hostile, "FILE_FACTOR", 0)
-    assert "are allowed" in hostile.examine(replace(found), path, sample, "").problem
-    monkeypatch.setattr(hostile, "SPARE_BYTES", 1 << 40)
+    assert hostile.examine(replace(found), path, sample, "").fault == "above the bound"
+    monkeypatch.setattr(hostile, "FREE_BYTES", 1 << 40)
     monkeypatch.setattr(hostile, "SLOW_S", 0)
-    assert "took 0." in hostile.examine(replace(found), path, sample, "").problem
+    assert hostile.examine(replace(found), path, sample, "").fault == "slow"
 
 
-def test_a_process_that_dies_fails_at_its_file_and_the_next_goes_on(tmp_path, monkeypatch):
-    def trial(kind: str, seed: int, samples: list[corpus.Sample], path: Path) -> Found:
-        if seed == 2:
-            os.kill(os.getpid(), signal.SIGSEGV)
-        return Found(kind, "pca", seed)
+def test_what_earlier_files_leave_in_memory_counts(tmp_path, sample):
+    path = tmp_path / "forgery.krn"
+    path.write_bytes(sample.content)
+    at_start = hostile.settle()
+    left = torch.ones(25 << 20)  # 100 MB
+    found = hostile.examine(Found("forgery", "pca", 0), path, sample, "", at_start)
+    assert found.memory_bytes > 4 * len(left) - (16 << 20)
 
-    monkeypatch.setattr(hostile, "trial", trial)
+
+def test_time_is_processor_time(tmp_path, sample, monkeypatch):
+    path = tmp_path / "forgery.krn"
+    path.write_bytes(sample.content)
+    monkeypatch.setattr(corpus, "ask", lambda path: time.sleep(0.5) or {})
+    assert hostile.examine(Found("forgery", "pca", 0), path, sample, "").cpu_seconds < 0.3
+
+
+@pytest.mark.parametrize(("signum", "fault"), [(signal.SIGSEGV, "died"), (signal.SIGPROF, "slow")])
+def test_a_process_that_dies_fails_at_its_file_and_the_next_goes_on(tmp_path, monkeypatch, signum, fault):
+    """SIGPROF is what ends a process that takes too much processor time."""
+
+    def ask(path: Path) -> dict[str, object]:
+        if json.loads((path.parent / "begun").read_text())[0] == 2:
+            os.kill(os.getpid(), signum)
+        return {}
+
+    samples = corpus.load([GOLDEN / "pca.krn"])
+    monkeypatch.setattr(corpus, "load", lambda paths: samples)
+    monkeypatch.setattr(corpus, "ask", ask)
     results = cases.Results(tmp_path / "results", tmp_path / "failed")
     done = hostile.batch("damage", range(5), [GOLDEN / "pca.krn"], tmp_path / "work", results, float("inf"))
     found = cases.read([tmp_path / "results"])
     assert done == 5 and [each.seed for each in found] == [0, 1, 2, 3, 4]
-    assert [each.seed for each in found if each.problem] == [2] and "-11" in found[2].problem
+    assert [(each.seed, each.name, each.fault) for each in found if each.fault] == [(2, "pca", fault)]
+    assert (tmp_path / "failed" / found[2].kept / "damage.krn").exists()
+
+
+def test_each_failure_is_counted_under_its_name_and_command(tmp_path):
+    results = cases.Results(tmp_path / "results", tmp_path / "failed")
+    differs = Found("kills", "learn ewc", 1, counts={"kills": 6})
+    differs.fail("differs", "other weights")
+    for found in (differs, Found("kills", "learn ewc", 2, counts={"kills": 3}), Found("kills", "record pq", 3)):
+        results.add(found)
+    kills = cases.count(cases.read([results.path]))["kills"]
+    assert (kills["learn ewc"]["kills"], kills["learn ewc"]["differs"], kills["record pq"]["differs"]) == (9, 1, 0)
+    assert cases.total({"learn": kills})["learn"]["differs"] == 1
+    with pytest.raises(AssertionError, match="no fault"):
+        differs.fail("wrong value", "kills have no such fault")
 
 
 @pytest.mark.parametrize("way", forgery.WAYS)
@@ -131,14 +167,14 @@ def trials(tmp_path) -> Trials:
 
 
 def test_kills_that_change_nothing_pass_and_a_result_that_differs_fails(trials):
-    assert kills.trial(trials, 1).problem == ""
+    assert kills.trial(trials, 1).fault == ""
     trials._references["record raw"] = ("another digest", 0.3)
-    assert "the result differs" in kills.trial(trials, 1).problem
+    assert kills.trial(trials, 1).fault == "differs"
 
 
 def test_a_full_disk_passes_and_a_file_left_under_the_final_name_fails(trials):
     limited = [disk.trial(trials, seed) for seed in range(6)]
-    assert not [found.problem for found in limited if found.problem]
+    assert not [found.problem for found in limited if found.fault]
     assert sum(found.counts["full"] for found in limited) > 0
     task, folder = trials.tasks[0], trials.fresh("planted")
     out = task.prepare(folder)
@@ -152,8 +188,6 @@ def test_a_full_disk_passes_and_a_file_left_under_the_final_name_fails(trials):
 
 
 def test_a_process_that_hangs_is_ended(tmp_path):
-    import time
-
     running = processes.start(lambda: time.sleep(60), tmp_path / "log")
     assert running.wait(0.05) is None
     assert running.end(0.05) == -signal.SIGKILL
@@ -165,7 +199,8 @@ def test_a_process_that_hangs_is_ended(tmp_path):
 def test_a_kept_case_is_repeated(tmp_path, sample):
     case, path = tmp_path / "failed" / "damage-pca-3", tmp_path / "damage.krn"
     shutil.copy(GOLDEN / "quantized.krn", path)  # whole, and another: stands for damage that nobody noticed
-    kept = cases.keep(Found("damage", "pca", 3, "a problem", files=[str(path), str(sample.path)]), tmp_path / "failed")
+    found = Found("damage", "pca", 3, "wrong value", "a problem", files=[str(path), str(sample.path)])
+    kept = cases.keep(found, tmp_path / "failed")
     assert kept == case and json.loads((case / "case.json").read_text())["seed"] == 3
     done = run_soak(tmp_path, "--replay", case)
     assert done.returncode == 1 and "verify finds nothing wrong" in done.stdout, done.stderr
@@ -187,5 +222,9 @@ def test_a_short_soak_fails_nowhere_and_appends_its_row(tmp_path):
     assert (row["recipe"], row["seed"], row["outcome"]) == ("soak", 1, "ok")
     totals = row["metrics"]["totals"]
     assert totals["kills"]["trials"] > 0 and totals["damage"]["trials"] > 20 and totals["forgery"]["trials"] > 20
-    assert not any(counts["failures"] for counts in totals.values())
+    assert row["metrics"]["num_failed"] == 0 and not row["metrics"]["broken_lanes"]
+    for kind, faults in cases.FAULTS.items():
+        assert not any(totals.get(kind, {}).get(fault, 0) for fault in faults)
+    assert sum(counts["kills"] for counts in row["metrics"]["killed"].values()) == totals["kills"]["kills"]
+    assert row["command"].startswith("python tools/soak --failed")
     assert not (tmp_path / "failed").exists()

@@ -30,6 +30,7 @@ import argparse
 import importlib
 import json
 import random
+import shlex
 import shutil
 import signal
 import sys
@@ -38,6 +39,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import cases
 import corpus
@@ -59,6 +61,7 @@ TURNS = ("kills", "kills", "kills", "disk", "kills", "writers")  # of the lane t
 BATCH = 1000  # hostile files of one kind, in turn
 PRELOADED = ("krnet.cli.app", "krnet.api", "krnet.task_loop", "krnet.appending", "krnet.bench.rate", "PIL.Image")
 REPORT_S = 30.0
+MOST_SHOWN = 50  # failures in the row
 GRACE_S = 400.0  # after the end, for the trial that is on its way
 
 
@@ -78,13 +81,15 @@ def main(words: list[str]) -> int:
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
     fast = Path(tempfile.mkdtemp(prefix="soak-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
     try:
-        return repeat(options.replay, folder) if options.replay else soak(parser, options, folder, fast)
+        return repeat(options.replay, folder) if options.replay else soak(parser, words, options, folder, fast)
     finally:
         for path in (folder, fast):
             shutil.rmtree(path, ignore_errors=True)
 
 
-def soak(parser: argparse.ArgumentParser, options: argparse.Namespace, folder: Path, fast: Path) -> int:
+def soak(
+    parser: argparse.ArgumentParser, words: list[str], options: argparse.Namespace, folder: Path, fast: Path
+) -> int:
     kinds = options.only.split(",")
     if unknown := set(kinds) - set(KINDS):
         parser.error(f"--only names {', '.join(sorted(unknown))}; expected some of {', '.join(KINDS)}")
@@ -111,16 +116,16 @@ def soak(parser: argparse.ArgumentParser, options: argparse.Namespace, folder: P
     ]
     watch([results.path for results, _ in lanes], running, ends)
     everything = cases.read(results.path for results, _ in lanes)
-    broken = [process.text for process in running if process.code != 0]
+    broken = [f"ended with {process.code}: {process.text[-3000:]}" for process in running if process.code != 0]
     counts = cases.count(everything)
     print(cases.table(counts))
-    failures = [found for found in everything if found.problem]
+    failures = [found for found in everything if found.fault]
     for found in failures:
-        print(f"soak: FAILED {found.kind}, {found.name}, seed {found.seed}: {found.problem}")
+        print(f"soak: FAILED {found.kind}, {found.name}, seed {found.seed}: {found.fault}: {found.problem}")
     for text in broken:
-        print(f"soak: a lane of its own broke: {text[-3000:]}")
+        print(f"soak: a lane broke: {text}")
     seconds = time.monotonic() - begun
-    write_row(counts, failures, broken, seed, options, seconds)
+    write_row(words, counts, failures, broken, seed, options, seconds)
     kept = f"; they are kept in {options.failed}, and --replay FOLDER repeats one" if failures else ""
     print(f"soak: {len(everything):,} trials in {seconds:.0f} s, {len(failures)} failed{kept}")
     return int(bool(failures or broken))
@@ -147,15 +152,14 @@ def disturb(trials: Trials, turns: list[str], seed: int, results: Results, ends:
     number = 0
     while time.monotonic() < ends:
         kind = turns[number % len(turns)]
-        results.add(timed(kind, trials, 1_000_003 * seed + number))
+        results.add(disturb_once(kind, trials, 1_000_003 * seed + number))
         number += 1
 
 
-def timed(kind: str, trials: Trials, seed: int) -> Found:
-    started = time.monotonic()
+def disturb_once(kind: str, trials: Trials, seed: int) -> Found:
     found = DISTURBED[kind].trial(trials, seed)
-    found.seconds, found.commands = time.monotonic() - started, trials.only
-    if not found.problem:
+    found.commands = trials.only
+    if not found.fault:
         for name in found.files:
             shutil.rmtree(name, ignore_errors=True)
     return found
@@ -179,7 +183,7 @@ def watch(paths: list[Path], running: list[processes.Started], ends: float) -> N
             if time.monotonic() - told > REPORT_S:
                 told = time.monotonic()
                 found = cases.read(paths)
-                failed = sum(bool(each.problem) for each in found)
+                failed = sum(bool(each.fault) for each in found)
                 left = max(0, ends - told)
                 print(f"soak: {len(found):,} trials, {failed} failed, {left:.0f} s left", flush=True)
     finally:  # Ctrl-C, too
@@ -190,29 +194,40 @@ def watch(paths: list[Path], running: list[processes.Started], ends: float) -> N
 
 
 def write_row(
-    counts: dict[str, dict[str, dict[str, int]]], failures: list[Found], broken: list[str], seed: int,
-    options: argparse.Namespace, seconds: float,
+    words: list[str], counts: dict[str, dict[str, dict[str, Any]]], failures: list[Found], broken: list[str],
+    seed: int, options: argparse.Namespace, seconds: float,
 ) -> None:  # fmt: skip
-    totals = {
-        kind: {what: sum(row.get(what, 0) for row in rows.values()) for what in ("trials", "failures", "kills")}
-        for kind, rows in counts.items()
-    }
-    outcome = "ok" if not failures and not broken else f"failed: {len(failures)} trials, {len(broken)} lanes"
+    shown = [
+        {name: getattr(found, name) for name in ("kind", "name", "seed", "fault", "problem", "kept")}
+        for found in failures[:MOST_SHOWN]
+    ]
     ledger.append(
         "soak",
         settings={name: getattr(options, name) for name in ("seconds", "only", "commands", "lanes")},
-        metrics={"totals": totals, "counts": counts},
+        metrics={
+            "totals": cases.total(counts), "killed": killed(counts.get("kills", {})), "counts": counts,
+            "num_failed": len(failures), "failed": shown, "broken_lanes": broken,
+        },
         seconds=round(seconds, 1),
         seed=seed,
-        outcome=outcome,
-    )
+        command=shlex.join(["python", "tools/soak", *words]),
+        outcome="failed" if failures or broken else "ok",
+    )  # fmt: skip
+
+
+def killed(kills: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The counts of kills by command: record, append, extract, learn, bench."""
+    groups: dict[str, dict[str, dict[str, Any]]] = {}
+    for name, row in kills.items():
+        groups.setdefault(name.split()[0], {})[name] = row
+    return cases.total(groups)
 
 
 def repeat(case: Path, folder: Path) -> int:
     """Repeat a trial that was kept: a hostile file is read again, a disturbed command is disturbed again."""
     kept = Found(**json.loads((case / cases.CASE_FILE).read_text()))
     if kept.kind in DISTURBED:
-        found = timed(kept.kind, Trials(folder / "trials", make_tasks(folder), kept.commands), kept.seed)
+        found = disturb_once(kept.kind, Trials(folder / "trials", make_tasks(folder), kept.commands), kept.seed)
     else:
         found = hostile.repeat(kept, case)
     print(f"soak: {found.problem or 'this time nothing failed'}")

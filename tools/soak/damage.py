@@ -1,6 +1,6 @@
 """Damage the bytes of a file: bit flips, truncation, swapped, repeated and cleared blocks, appended bytes.
 
-    content -> damage -> other content;  judge(answers, those of the whole file) -> what is wrong with them
+    content -> damage -> other content;  judge(answers, those of the whole file) -> a wrong value
 
 A damaged file is refused with a named error, or gives exactly the values that it gave before.
 """
@@ -71,7 +71,7 @@ def _place(made: bytearray, chance: random.Random) -> int:
 
 
 def judge(answers: dict[str, Any], expected: dict[str, Any]) -> str:
-    """What is wrong with the answers of a damaged file; empty if nothing is."""
+    """The wrong value that a damaged file gives; empty if it gives none."""
     if answers.get("verify") is True:
         return "verify finds nothing wrong with it"
     for name, answer in answers.items():

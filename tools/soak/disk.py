@@ -58,7 +58,7 @@ def _on_small_drive(found: Found, trials: Trials, task: Task, folder: Path, chan
     code, text = running.end(TIMEOUT_S), running.text
     (folder / "filler").unlink()
     _judge(found, trials, task, inside, out, code, text, f"a drive with {rest} bytes free", log="../../log-of-drive")
-    if found.problem:  # the drive is gone when the trial is kept
+    if found.fault:  # the drive is gone when the trial is kept
         kept = trials.fresh(f"kept-{found.seed}")
         shutil.copytree(inside, kept)
         found.files = [str(kept)]
@@ -69,25 +69,23 @@ def _judge(
     found: Found, trials: Trials, task: Task, folder: Path, out: Path, code: int, text: str, what: str, log: str = "log"
 ) -> None:
     if code == 0:
-        if not trials.same(found, task, folder):
-            found.problem = f"with {what}: {found.problem}"
+        trials.same(found, task, folder, f"with {what}, ")
         return
     found.counts["full"] = 1
     if code != 1 or not is_refusal(text):
-        found.problem = f"with {what}, it ended with {code}: {text[-1500:]}"
+        found.fail("bad end", f"with {what}, it ended with {code}: {text[-1500:]}")
     elif task.earlier is not None and out.read_bytes() != task.earlier.read_bytes():
-        found.problem = f"with {what}, the old file is another one now"
+        found.fail("half-written", f"with {what}, the old file is another one now")
     elif task.earlier is None and out.is_file():
-        found.problem = f"with {what}, {out.name} is there although the command failed"
-    elif left := [path.name for path in folder.rglob("*.tmp")]:
-        found.problem = f"with {what}, temporary files are left: {left}"
-    if found.problem:
+        found.fail("half-written", f"with {what}, {out.name} is there although the command failed")
+    trials.check_leftovers(found, folder)
+    if found.fault:
         return
     running = trials.start(task, folder, again=True, log=log)
     if (code := running.end(TIMEOUT_S)) != 0:
-        found.problem = f"after {what}, with room again, it ended with {code}: {running.text[-1500:]}"
+        found.fail("cannot go on", f"after {what}, with room again, it ended with {code}: {running.text[-1500:]}")
         return
-    trials.same(found, task, folder)
+    trials.same(found, task, folder, f"after {what}, ")
 
 
 @contextmanager

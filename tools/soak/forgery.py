@@ -61,11 +61,12 @@ LARGEST = {
     "quantized": 1200, "pca": 60, "transform": 400, "pq": 80, "compact": 100, "without_axes": 200, "paper": 150,
     "autoencoder": 150, "images": 100, "raw": 40,
 }  # fmt: skip
-TRIES = 20
+MAKERS_OF = {"krnet": ("compact", "without_axes")}  # of the others, one each, of the recorder's name
+TRIES, UNCHANGED = 20, "unchanged"
 
 
 def forge(sample: Sample, others: list[Sample], path: Path, chance: random.Random) -> str:
-    """Write a forged file; returns the way that it was made, or "unchanged" if none of TRIES made another file."""
+    """Write a forged file; returns the way that it was made, or UNCHANGED if none of TRIES made another file."""
     for _ in range(TRIES):
         way = chance.choices(list(WAYS), [weight for _, weight in WAYS.values()])[0]
         path.write_bytes(sample.content)
@@ -78,7 +79,7 @@ def forge(sample: Sample, others: list[Sample], path: Path, chance: random.Rando
         if path.read_bytes() != sample.content:
             return way
     path.write_bytes(sample.content)
-    return "unchanged"
+    return UNCHANGED
 
 
 def contents(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -229,13 +230,13 @@ def hungry(sample: Sample, others: list[Sample], path: Path, chance: random.Rand
     """A file of a few kilobytes that asks for memory."""
     from hungry import MAKERS
 
-    name = chance.choice(list(LARGEST))
+    name = chance.choice(MAKERS_OF.get(sample.recorder, (sample.recorder,)))
     MAKERS[name](path, max(1, int(LARGEST[name] ** chance.random())))
 
 
 WAYS = {
     "settings": (settings, 8), "values": (values, 5), "shapes": (shapes, 4), "exchange": (exchange, 2),
-    "headers": (headers, 4), "hungry": (hungry, 0.15),
+    "headers": (headers, 4), "hungry": (hungry, 1),
 }  # fmt: skip
 
 

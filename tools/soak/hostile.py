@@ -3,11 +3,15 @@
     batch(...) -> a process that handles seeds one after the other, and writes down each before and after
 
 A process that dies, or hangs, has failed at the seed that it wrote down last; another goes on with the next one.
+Time is processor time, since the machine may be shared. Memory is the largest resident set of the process while it
+handles a file, above that at its start: what earlier files have left behind counts, too.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import json
 import random
 import resource
 import signal
@@ -22,11 +26,13 @@ import processes
 from cases import Found, Results
 from corpus import Sample
 
-SLOW_S = 10.0  # of processor time: on a shared machine, the clock says nothing
-STUCK_S = 60.0
-FREE_BYTES, FILE_FACTOR = 512 << 20, 512  # the rule that krnet.io.memory promises
-SPARE_BYTES = 64 << 20  # for the values that are handed back, and for memory in pieces
+SLOW_S = 10.0  # of processor time; more is a failure
+STUCK_S = 60.0  # of processor time, after which the process is ended (ITIMER_PROF)
+ASLEEP_S = 900.0  # by the clock: for a process that waits for ever
+FREE_BYTES, FILE_FACTOR = 512 << 20, 512  # the rule of SECURITY.md
 ADDRESS_BYTES = 3 << 30  # above which the process gets no more (RLIMIT_AS), beside what it has at its start
+
+_libc = ctypes.CDLL(None)
 
 
 def batch(kind: str, seeds: Sequence[int], paths: list[Path], folder: Path, results: Results, ends: float) -> int:
@@ -39,15 +45,16 @@ def batch(kind: str, seeds: Sequence[int], paths: list[Path], folder: Path, resu
         todo = seeds[:]
         running = processes.start(lambda todo=todo: _work(kind, todo, paths, folder, results, ends), folder / "log")
         while running.wait(0.5) is None:
-            if begun.exists() and time.time() - begun.stat().st_mtime > STUCK_S:
+            if begun.exists() and time.time() - begun.stat().st_mtime > ASLEEP_S:
                 running.send(signal.SIGKILL)
         if running.code == 0:
             return done + int((folder / "count").read_text())
-        seed = int(begun.read_text() or seeds[0]) if begun.exists() else seeds[0]
-        problem = f"the process ended with {running.code}: {running.text[-1500:]}"
-        if running.code == -signal.SIGKILL:
-            problem = f"not done after {STUCK_S:g} s, or killed for its memory"
-        results.add(Found(kind, "process", seed, problem, files=[str(folder / f"{kind}.krn")]))
+        seed, name = json.loads(begun.read_text()) if begun.exists() else (seeds[0], "set-up")
+        found = Found(kind, name, seed, files=[str(folder / f"{kind}.krn")])
+        if running.code == -signal.SIGPROF:
+            found.fail("slow", f"not done after {STUCK_S:g} s of processor time")
+        found.fail("died", f"the process ended with {running.code}: {running.text[-1500:]}")
+        results.add(found)
         done += seeds.index(seed) + 1
         seeds = seeds[seeds.index(seed) + 1 :]
     return done
@@ -55,55 +62,61 @@ def batch(kind: str, seeds: Sequence[int], paths: list[Path], folder: Path, resu
 
 def _work(kind: str, seeds: list[int], paths: list[Path], folder: Path, results: Results, ends: float) -> None:
     samples = corpus.load(paths)
-    used = _status("VmSize")
+    gc.freeze()  # or each collection would look through all of torch
+    at_start, used = settle(), _status("VmSize")
     resource.setrlimit(resource.RLIMIT_AS, (used + ADDRESS_BYTES, used + ADDRESS_BYTES))
     count = 0
     for seed in seeds:
         if time.monotonic() > ends:
             break
-        (folder / "begun").write_text(str(seed))
-        results.add(trial(kind, seed, samples, folder / f"{kind}.krn"))
+        results.add(trial(kind, seed, samples, folder, at_start))
         count += 1
     (folder / "count").write_text(str(count))
 
 
-def trial(kind: str, seed: int, samples: list[Sample], path: Path) -> Found:
-    chance = random.Random(f"{kind} {seed}")
+def trial(kind: str, seed: int, samples: list[Sample], folder: Path, at_start: int | None = None) -> Found:
+    chance, path = random.Random(f"{kind} {seed}"), folder / f"{kind}.krn"
     sample = chance.choice(samples)
     found = Found(kind, sample.recorder, seed, files=[str(path), str(sample.path)])
+    (folder / "begun").write_text(json.dumps([seed, sample.recorder]))
+    way = ""
     if kind == "damage":
         path.write_bytes(damage.damage(sample.content, chance))
-        way = ""
     else:
         way = forgery.forge(sample, samples, path, chance)
-    return examine(found, path, sample, way)
+        found.counts["unchanged"] = int(way == forgery.UNCHANGED)
+    return examine(found, path, sample, way, at_start)
 
 
-def examine(found: Found, path: Path, sample: Sample | None, way: str) -> Found:
-    """Ask a file, and judge its answers, its memory and its time."""
-    before, started = _reset_peak(), time.process_time()
+def examine(found: Found, path: Path, sample: Sample | None, way: str, at_start: int | None = None) -> Found:
+    """Ask a file, and judge its answers, its memory and its time. at_start: the memory that peaks are compared with."""
+    now = settle()
+    at_start = now if at_start is None else at_start
+    signal.setitimer(signal.ITIMER_PROF, STUCK_S)
+    started = time.process_time()
     answers = corpus.ask(path)
-    found.seconds = time.process_time() - started
-    found.memory_bytes = max(0, _status("VmHWM") - before)
-    refused = next((type(answer).__name__ for answer in answers.values() if isinstance(answer, Exception)), "")
-    found.counts = {"refused": int(bool(refused))}
-    found.problem = forgery.judge(answers)
-    if not found.problem and found.kind == "damage" and sample is not None:
-        found.problem = damage.judge(answers, sample.answers)
-    allowed = max(FREE_BYTES, FILE_FACTOR * path.stat().st_size) + SPARE_BYTES
-    if not found.problem and found.memory_bytes > allowed:
-        found.problem = f"took {found.memory_bytes / 1e6:.0f} MB; {allowed / 1e6:.0f} are allowed"
-    if not found.problem and found.seconds > SLOW_S:
-        found.problem = f"took {found.seconds:.1f} s"
-    if found.problem and way:
-        found.problem += f" (forged: {way}, of {sample.path.name if sample else ''})"
+    found.cpu_seconds = time.process_time() - started
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    found.memory_bytes = max(0, _status("VmHWM") - at_start)
+    found.counts["refused"] = int(any(isinstance(answer, Exception) for answer in answers.values()))
+    origin = f" (forged: {way}, of {sample.path.name})" if way and sample is not None else ""
+    if raw := forgery.judge(answers):
+        found.fail("raw exception", raw + origin)
+    if found.kind == "damage" and sample is not None and (wrong := damage.judge(answers, sample.answers)):
+        found.fail("wrong value", wrong)
+    allowed = max(FREE_BYTES, FILE_FACTOR * path.stat().st_size)
+    if found.memory_bytes > allowed:
+        text = f"took {found.memory_bytes / 1e6:.0f} MB; {allowed / 1e6:.0f} are allowed"
+        found.fail("above the bound", text + origin)
+    if found.cpu_seconds > SLOW_S:
+        found.fail("slow", f"took {found.cpu_seconds:.1f} s of processor time" + origin)
     return found
 
 
-def _reset_peak() -> int:
-    """Set the peak of this process to what it holds now, and return that."""
-    if _status("VmRSS") > 600 << 20:
-        gc.collect()
+def settle() -> int:
+    """Give free memory back, so that what is allocated later shows; set the peak to what is left, and return that."""
+    gc.collect()
+    _libc.malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     return _status("VmRSS")
 

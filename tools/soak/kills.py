@@ -42,30 +42,32 @@ def trial(trials: Trials, seed: int) -> Found:
             break
         aborted = code == 1 and signum == signal.SIGINT and running.text.strip().rstrip("!.") == ABORTED
         if code not in ENDS[signum] and not aborted:
-            found.problem = f"ended with {code} after {signum.name} at {moment:.3f} s: {running.text[-1500:]}"
+            found.fail("bad end", f"ended with {code} after {signum.name} at {moment:.3f} s: {running.text[-1500:]}")
             return found
         if code > 0 and not aborted and "Traceback" in running.text:
-            found.problem = f"a traceback after {signum.name} at {moment:.3f} s: {running.text[-1500:]}"
+            found.fail("bad end", f"a traceback after {signum.name} at {moment:.3f} s: {running.text[-1500:]}")
             return found
         found.counts["kills"] += 1
         if task.earlier is not None and code != 0:
             _check_earlier(found, folder / task.out, task.earlier, trials, task, folder)
-            if found.problem:
+            if found.fault:
                 return found
             if (folder / task.out).read_bytes() != task.earlier.read_bytes():
                 break  # it was killed between the end of its work and its own
     else:
         running = trials.start(task, folder, again=True)
         if (code := running.end(TIMEOUT_S)) != 0:
-            found.problem = f"cannot go on after {found.counts['kills']} kills, code {code}: {running.text[-1500:]}"
+            text = f"after {found.counts['kills']} kills, it ended with {code}: {running.text[-1500:]}"
+            found.fail("cannot go on", text)
             return found
     trials.same(found, task, folder)
+    trials.check_leftovers(found, folder)
     return found
 
 
 def _check_earlier(found: Found, out: Path, earlier: Path, trials: Trials, task: Task, folder: Path) -> None:
     """What is to be replaced is as it was, or is the whole result."""
     if not out.exists():
-        found.problem = "the earlier file is gone"
+        found.fail("differs", "the earlier file is gone")
     elif out.read_bytes() != earlier.read_bytes():
         trials.same(found, task, folder)

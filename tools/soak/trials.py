@@ -63,17 +63,21 @@ class Trials:
         action = processes.command(task.words(folder, again=again), folder)
         return processes.start(action, folder / log, file_bytes=file_bytes)
 
-    def same(self, found: Found, task: Task, folder: Path) -> bool:
-        """Whether the result is that of the reference; else the problem is noted."""
+    def same(self, found: Found, task: Task, folder: Path, what: str = "") -> None:
+        """Note where the result is not that of the reference. what: was done to the command"""
         expected = self.reference(task)[0]
         try:
             digest = task.digest(folder)
         except Exception as error:  # whatever is wrong with the file
-            found.problem = f"the result cannot be read: {type(error).__name__}: {error}"
-            return False
+            found.fail("differs", f"{what}the result cannot be read: {type(error).__name__}: {error}")
+            return
         if digest != expected:
-            found.problem = f"the result differs: {first_difference(digest, expected)}"
-        return digest == expected
+            found.fail("differs", f"{what}the result differs: {first_difference(digest, expected)}")
+
+    def check_leftovers(self, found: Found, folder: Path) -> None:
+        """Note temporary files that are left."""
+        if left := [path.name for path in folder.rglob("*.tmp")]:
+            found.fail("leftovers", f"temporary files are left: {left}")
 
 
 def first_difference(found: str, expected: str) -> str:

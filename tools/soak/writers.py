@@ -43,15 +43,19 @@ def _processes(trials: Trials, seed: int, chance: random.Random) -> Found:
         if code == 1 and is_refusal(process.text):
             found.counts["refused"] += 1
         elif code != 0:
-            found.problem = f"ended with {code}: {process.text[-1500:]}"
+            found.fail("bad end", f"ended with {code}: {process.text[-1500:]}")
             return found
     if found.counts["refused"] == 2:
-        found.problem = f"both were refused: {running[0].text[-700:]} {running[1].text[-700:]}"
-    elif first.earlier is not None:
-        _check_grown(found, first, folder)
-    elif first.digest(folder) not in references:
-        found.problem = "the output is that of neither writer"
-    _check_leftovers(found, folder)
+        found.fail("bad end", f"both were refused: {running[0].text[-700:]} {running[1].text[-700:]}")
+        return found
+    try:
+        if first.earlier is not None:
+            _check_grown(found, first, folder)
+        elif first.digest(folder) not in references:
+            found.fail("differs", "the output is that of neither writer")
+    except Exception as error:  # whatever is wrong with the file
+        found.fail("differs", f"the output cannot be read: {type(error).__name__}: {error}")
+    trials.check_leftovers(found, folder)
     return found
 
 
@@ -63,7 +67,7 @@ def _check_grown(found: Found, task: Task, folder: Path) -> None:
     out, earlier = krnet.open(folder / task.out), krnet.open(task.earlier)
     krnet.verify(folder / task.out)
     if not np.array_equal(np.asarray(out)[: len(earlier)], np.asarray(earlier)) or len(out) == len(earlier):
-        found.problem = f"the file holds {len(out)} samples, and the first are not those that it had"
+        found.fail("differs", f"the file holds {len(out)} samples, and the first are not those that it had")
 
 
 def _threads(trials: Trials, seed: int, chance: random.Random) -> Found:
@@ -75,8 +79,8 @@ def _threads(trials: Trials, seed: int, chance: random.Random) -> Found:
     chosen = [chance.choice(RECORDERS) for _ in range(NUM_THREADS)]
     running = processes.start(lambda: _record_in_threads(folder, chosen), folder / "log")
     if (code := running.end(TIMEOUT_S)) != 0:
-        found.problem = f"{chosen}: ended with {code}: {running.text[-1500:]}"
-    _check_leftovers(found, folder)
+        found.fail("bad end", f"{chosen}: ended with {code}: {running.text[-1500:]}")
+    trials.check_leftovers(found, folder)
     return found
 
 
@@ -107,9 +111,3 @@ def _record_in_threads(folder: Path, recorders: list[str]) -> None:
     krnet.verify(out)
     found = np.asarray(krnet.open(out))
     assert any(np.array_equal(found, values) for values in expected), "the file is that of no writer"
-
-
-def _check_leftovers(found: Found, folder: Path) -> None:
-    left = [path.name for path in folder.rglob("*.tmp")]
-    if left and not found.problem:
-        found.problem = f"temporary files are left: {left}"
