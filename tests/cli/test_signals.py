@@ -17,6 +17,14 @@ from krnet.cli.signals import stopping_like_ctrl_c
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
 
+@pytest.fixture(autouse=True)
+def hangup_is_not_ignored():
+    """Under nohup SIGHUP is ignored, and the commands started here would inherit that."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def start(*words: object, **options) -> subprocess.Popen:
     command = [sys.executable, "-m", "krnet", *map(str, words)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)

@@ -324,8 +324,8 @@ def test_a_loss_that_is_not_finite_leaves_nothing_behind(tmp_path):
             krnet.record(
                 features,
                 out=tmp_path / "x.krn",
-                lr=1e30,
-                muon_lr=1e30,
+                lr=1e6,
+                muon_lr=1e6,
                 iterations=30,
                 checkpoint_s=checkpoint_s,
                 **TINY,

@@ -57,7 +57,7 @@ def few_of_each(data, num):
 def test_cifar100_base_holds_the_benchmarks_maps_labels_and_order(benchmark, cifar100_dir, tmp_path, monkeypatch):
     module, trunk, _ = benchmark
     few = few_of_each(registry.load("cifar100", cifar100_dir.parent), 4)
-    monkeypatch.setattr(registry, "load", lambda *given: few)
+    monkeypatch.setattr(registry, "load", lambda *given, **options: few)
     place = Place(folder=tmp_path, shared=tmp_path, data_dir=None, device="cpu", watch=None)
     found = open_set("cifar100-base", place)
     images, labels = module.load_split(cifar100_dir.parent, "train", list(protocol.class_order("lucir1993")[:50]))
