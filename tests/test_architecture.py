@@ -19,7 +19,9 @@ ORDER = [
 ]  # fmt: skip
 # Files of these packages that all plug-ins may use; every other file or folder there is a plug-in.
 SHARED = {
-    "recorders": {"__init__", "base", "fit", "maps", "memory", "basis", "axes", "growth", "coded", "presets"},
+    "recorders": {
+        "__init__", "axes", "base", "basis", "blocks", "coded", "codes", "fit", "growth", "maps", "memory", "presets",
+    },
     "learners": {
         "__init__", "analytic", "base", "base_task", "compressed_exemplars", "exemplars", "frozen", "importance",
         "rehearsal", "scores", "settings",
@@ -125,7 +127,8 @@ def test_registries_are_full_as_soon_as_their_package_is_imported():
     from krnet.learners.base import learner_names
     from krnet.recorders.base import recorder_names
 
-    expected = ["krnet", "paper", "autoencoder", "pca", "transform", "quantized", "pq", "images", "raw"]
+    expected = ["krnet", "paper", "autoencoder", "pca", "transform", "quantized", "pq", "images"]
+    expected += ["rotation", "fp8", "raw"]
     assert sorted(recorder_names()) == sorted(expected)
     trained = ["finetune", "joint", "ewc", "mas", "icarl", "lucir", "gfr", "pass", "kril"]
     assert sorted(learner_names()) == sorted([*trained, "ncm", "fecam", "fetril", "acil", "dsal"])

@@ -72,8 +72,9 @@ def recorder_abilities() -> str:
         recorder = get_recorder(name)
         inputs = [f"`{item}`" for item in ("head", "start", "preset", "images", "trunk") if item in recorder.inputs]
         flags = ["yes" if flag else "no" for flag in (recorder.trains, recorder.grows, recorder.projects)]
-        lines.append([f"`{name}`", *flags, ", ".join(inputs)])
-    return table(["recorder", "trains a network", "grows", "projects", "other inputs"], lines)
+        extra = f"`krnet[{recorder.extra}]`" if recorder.extra else ""
+        lines.append([f"`{name}`", *flags, ", ".join(inputs), extra])
+    return table(["recorder", "trains a network", "grows", "projects", "other inputs", "extra"], lines)
 
 
 def recorder_settings() -> str:

@@ -36,6 +36,7 @@ from krnet.recorders.base import (
     Recorder,
     check_inputs,
     check_names,
+    check_package,
     default_recorder,
     get_recorder,
 )
@@ -119,6 +120,7 @@ def record(
     """
     earlier = open(start) if isinstance(start, str | os.PathLike) else start
     chosen = get_recorder(recorder or default_recorder(preset, earlier))
+    check_package(chosen)
     stops = {"iterations": iterations, "stop_at_r2": stop_at_r2, "time_budget": time_budget}
     fit_settings = {name: value for name, value in settings.items() if name in FIT_NAMES}
     fit_settings |= {name: value for name, value in stops.items() if value is not None}

@@ -88,7 +88,8 @@ def settings(name: str) -> Settings:
         raise SettingError(f"name is {name!r}; expected that of a recorder or a learner, such as 'pca' or 'kril'")
     if name in recorder_names():
         recorder = get_recorder(name)
-        parts = [(name, recorder.config_class, recorder.derived)]
+        title = f"{name} ({recorder.needs})" if recorder.needs else name
+        parts = [(title, recorder.config_class, recorder.derived)]
         parts += [("its fit", FitConfig, frozenset())] if recorder.trains else []
     elif name in learner_names():
         parts = [(name, get_learner(name).config_class, frozenset())]

@@ -31,10 +31,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
-from krnet.errors import InputError, SettingError
+from krnet.errors import MissingPackageError, SettingError
 
 T = TypeVar("T")
 VALUE_WORDS = {"true": True, "false": False, "none": None}
@@ -110,9 +111,14 @@ def require(module: str, extra: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise InputError(
+        raise MissingPackageError(
             f"{module.split('.')[0]} is not installed, and this needs it. Run: pip install 'krnet[{extra}]'"
         ) from error
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported; it is not imported."""
+    return find_spec(package) is not None
 
 
 @cache

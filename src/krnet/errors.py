@@ -3,6 +3,7 @@
     KrnetError
       InputError            the caller's data or settings are refused (also a ValueError)
         LabelError  SettingError  BudgetError  ResumeError  RunError  BusyFolderError  RecipeError  UnsafeNetworkError
+        MissingPackageError
         FeatureError
           ChangedFeaturesError
         DataError           images that cannot be learned from
@@ -33,6 +34,10 @@ class FeatureError(InputError):
 
 class ChangedFeaturesError(FeatureError):
     """A file of features was changed, shortened or replaced while it was in use."""
+
+
+class MissingPackageError(InputError):
+    """An optional package is not installed; the message names the extra that installs it."""
 
 
 class LabelError(InputError):

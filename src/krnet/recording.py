@@ -38,7 +38,7 @@ from krnet.io.overlap import refuse_overlap, same
 from krnet.io.stored_rows import Rows
 from krnet.io.writable import check_writable
 from krnet.progress import Watch, closing_watch
-from krnet.recorders.base import Replayer, get_recorder, recorder_names, written_by
+from krnet.recorders.base import Replayer, check_package, get_recorder, recorder_names, written_by
 from krnet.recorders.memory import replay_bytes, sample_bytes
 from krnet.recording_data import Loader, RecordingDataset
 from krnet.recording_file import destination
@@ -314,6 +314,8 @@ class Recording:
         if self._replayer is None:
             settings = self._archive.metadata["settings"]
             self._check_size(settings)
+            if not self._recorder.replays_without_package:
+                check_package(self._recorder)
             try:
                 self._replayer = self._recorder.replay(self._samples, settings, self._archive, self.device)
             except RecordingError as error:

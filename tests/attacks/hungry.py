@@ -201,6 +201,19 @@ def images(path: Path, size: int) -> Path:
     return write(path, "images", (3, 2, 2), 4096, settings, tensors)
 
 
+def rotation(path: Path, size: int) -> Path:
+    """Wide rows in large blocks, and a rotation of as many values."""
+    settings, values = {"levels": 4, "rotation": 0, "block_size": 64}, size * 1000
+    tensors = {"mean": torch.zeros(values, dtype=torch.float16), **coded("codes.", 512, values + 1, 64)}
+    return write(path, "rotation", (1, values), 512, settings, tensors)
+
+
+def fp8(path: Path, size: int) -> Path:
+    """Nothing to gain, as with raw."""
+    values = torch.zeros(16, 8, size * 100, dtype=torch.uint8)
+    return write(path, "fp8", (8, size * 100), 16, {"format": "e4m3"}, {"values": values})
+
+
 def raw(path: Path, size: int) -> Path:
     """Nothing to gain: the values are in the file."""
     values = torch.zeros(16, 8, size * 100, dtype=torch.float16)
@@ -209,5 +222,5 @@ def raw(path: Path, size: int) -> Path:
 
 MAKERS: dict[str, Callable[[Path, int], Path]] = {
     maker.__name__: maker
-    for maker in (quantized, pca, transform, pq, compact, without_axes, paper, autoencoder, images, raw)
+    for maker in (quantized, pca, transform, pq, compact, without_axes, paper, autoencoder, images, rotation, fp8, raw)
 }

@@ -27,15 +27,15 @@ from krnet.io.memory import FILE_FACTOR, FREE_BYTES, FREE_HEADER_BYTES
 from krnet.recorders.base import get_recorder, written_by
 from krnet.recorders.memory import replay_bytes
 
-# Sizes whose files are just within the rule, and sizes that are far beyond it (raw cannot be; transform has axes of at
-# most 4096, which are).
+# Sizes whose files are just within the rule, and sizes that are far beyond it (raw and fp8 cannot be; transform has
+# axes of at most 4096, which are).
 WITHIN = {
     "quantized": 80, "pca": 40, "transform": 300, "pq": 60, "compact": 12, "without_axes": 80, "paper": 100,
-    "autoencoder": 100, "images": 40, "raw": 20,
+    "autoencoder": 100, "images": 40, "rotation": 60, "fp8": 20, "raw": 20,
 }  # fmt: skip
 BEYOND = {
     "quantized": 1200, "pca": 400, "pq": 300, "compact": 200, "without_axes": 1500, "paper": 800,
-    "autoencoder": 800, "images": 200,
+    "autoencoder": 800, "images": 200, "rotation": 1200,
 }  # fmt: skip
 PEAK = """
 import ctypes, gc, json, sys
@@ -123,7 +123,9 @@ def test_max_bytes_lowers_the_limit_and_raises_it(tmp_path, name):
 
 
 @pytest.mark.parametrize("shape", [(8, 4096, 16384), (8, 4, 4, 2**40), (2**62, 2**62), (1, 2**62)])
-@pytest.mark.parametrize("name", ["without_axes", "compact", "quantized", "pca", "transform", "pq", "paper", "raw"])
+@pytest.mark.parametrize(
+    "name", ["without_axes", "compact", "quantized", "pca", "transform", "pq", "paper", "rotation", "fp8", "raw"]
+)
 def test_a_forged_shape_is_refused_by_name(tmp_path, name, shape):
     path = hungry.MAKERS[name](tmp_path / "x.krn", 1)
     kept = archive.open_archive(path)

@@ -23,6 +23,8 @@ KINDS = {
     "pca": {"recorder": "pca", "step": 0.15},
     "pq": {"recorder": "pq", "parts": 2, "bits": 4},
     "pq priced": {"recorder": "pq", "parts": 2, "bits": 4, "rate_weight": 0.002},
+    "rotation": {"recorder": "rotation", "levels": 8},
+    "fp8": {"recorder": "fp8"},
     "krnet": {**NETWORK, "step": 0.3, "components": 20},
     "krnet values": {**NETWORK, "step": 0.3, "components": 0},
 }

@@ -94,6 +94,8 @@ KINDS = {
     ),
     "krnet by default": Kind("krnet", COMPACT, r2=0.3, fine=COMPACT),
     "images": Kind("images", r2=0.8, budget=14_000),
+    "rotation": Kind("rotation", {"levels": 16}, r2=0.9, fine={"levels": 256}, fine_r2=0.999),
+    "fp8": Kind("fp8", r2=0.99, fine_r2=0.0, budget=16_000),
 }  # fmt: skip
 GROWING = ("quantized", "transform", "pca", "pq", "compact", "compact values")
 

@@ -14,6 +14,7 @@ tells whether replays are still good enough to train a classifier on.
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -40,7 +41,7 @@ from krnet.nn.fingerprint import fingerprint
 from krnet.nn.loaded import HEAD_BATCH, LoadedHead, LoadedTrunk, read_head, read_trunk
 from krnet.progress import Watch, announcing
 from krnet.recorders import base
-from krnet.recorders.base import check_names
+from krnet.recorders.base import check_names, check_package
 from krnet.train.loop import remove_checkpoint
 
 BUDGETS = (3_000_000, 6_500_000, 12_000_000, 24_000_000)  # bytes; the help of `krnet bench rate` names them too
@@ -236,18 +237,22 @@ def bench(
     """
     image_inputs = {"images": images, "trunk": trunk}
     default_inputs = image_inputs if any(value is not None for value in image_inputs.values()) else ()
-    all_series = default_series(default_inputs) if recorders is None else [Series.parse(text) for text in recorders]
+    torch_device, folder = pick_device(device), Path(out)
+    refuse_overlap("bench rate", [folder], [features, labels, head, images, trunk])
+    source = open_features(features, key=key)
+    num_values = len(source) * math.prod(source.shape)
+    named = None if recorders is None else [Series.parse(text) for text in recorders]
+    all_series = default_series(default_inputs, num_values) if named is None else named
     _check_inputs(all_series, image_inputs, settings or {})
     budgets_bytes = sorted({parse_size(size) for size in budgets})
     if not all_series or not budgets_bytes:
         raise SettingError("no recorder or no budget; expected at least one of each")
-    torch_device, folder = pick_device(device), Path(out)
-    refuse_overlap("bench rate", [folder], [features, labels, head, images, trunk])
-    source = open_features(features, key=key)
     label_tensor = check_labels(labels, len(source))
     if head is not None and label_tensor is None:
         raise InputError("a head is given and no labels; replay accuracy needs both. Give labels, too")
     say = announcing(watch)
+    for name, reason in left_out(num_values).items() if named is None else ():
+        say(f"{name} is left out: {reason}")
     say("reading the features")
     stats = scan(source, watch=watch)
     loaded_head = None if head is None else read_head(head, torch_device)
@@ -301,6 +306,8 @@ def bench(
 def _check_inputs(all_series: Sequence[Series], given: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     """Refuse a missing input, and an input or setting that no recorder uses, before anything is fitted."""
     chosen = [base.get_recorder(series.recorder) for series in all_series]
+    for recorder in chosen:
+        check_package(recorder)
     for name, value in given.items():
         users = [recorder for recorder in chosen if name in recorder.required]
         if value is None and users:
@@ -317,14 +324,27 @@ def _check_inputs(all_series: Sequence[Series], given: Mapping[str, Any], settin
             raise unknown_setting(name, known)
 
 
-def default_series(given: Collection[str] = ()) -> list[Series]:
+def default_series(given: Collection[str] = (), num_values: int = 0) -> list[Series]:
     """Return every recorder whose required inputs are given, with its defaults and with each of its variants.
 
-    The defaults give the best R2; a variant gives up some R2 for more replay accuracy.
+    The defaults give the best R2; a variant gives up some R2 for more replay accuracy. Recorders of `left_out` are not
+    among them.
     """
-    recorders = (base.get_recorder(name) for name in base.recorder_names())
+    recorders = (base.get_recorder(name) for name in base.recorder_names() if name not in left_out(num_values))
     usable = [recorder for recorder in recorders if recorder.required <= set(given)]
     return [Series.of(recorder.name, settings) for recorder in usable for settings in ({}, *recorder.variants)]
+
+
+def left_out(num_values: int) -> dict[str, str]:
+    """Recorders that are not measured on so many values unless they are named, each with the reason."""
+    found = {}
+    for name in base.recorder_names():
+        recorder = base.get_recorder(name)
+        if not recorder.is_usable:
+            found[name] = recorder.needs
+        elif recorder.bench_values is not None and num_values > recorder.bench_values:
+            found[name] = f"slow above {recorder.bench_values:,} values. Name it among the recorders to measure it"
+    return found
 
 
 def _claim_folder(folder: Path, source: FeatureSource, labels: Tensor | None, stats: FeatureStats) -> None:

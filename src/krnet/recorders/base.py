@@ -24,9 +24,10 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from krnet.config import settings_text, unknown_setting
+from krnet.config import is_installed, settings_text, unknown_setting
 from krnet.errors import (
     InputError,
+    MissingPackageError,
     MissingTensorError,
     SettingError,
     TensorShapeError,
@@ -212,6 +213,14 @@ class Recorder(ABC):
     """Given a recording of its own to start from, its network starts from that one's weights."""
     fast_is_exact: ClassVar[bool] = False
     """`fast` replays equal exact ones on every device."""
+    package: ClassVar[str | None] = None
+    """The package that it needs beyond those of krnet, as it is imported."""
+    extra: ClassVar[str | None] = None
+    """The extra of krnet that installs `package`."""
+    replays_without_package: ClassVar[bool] = False
+    """Only recording needs `package`."""
+    bench_values: ClassVar[int | None] = None
+    """It is slow: `bench rate` measures it on sets of more values only when it is named."""
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = ()
     """Further settings that `bench rate` measures: their R2 is lower, but a classifier reads their replays better."""
 
@@ -219,6 +228,16 @@ class Recorder(ABC):
     def setting_names(self) -> frozenset[str]:
         """Names of the settings that a caller may give."""
         return frozenset(f.name for f in fields(self.config_class)) - self.derived
+
+    @property
+    def needs(self) -> str:
+        """Package and extra, as in "needs faiss: pip install 'krnet[faiss]'"; empty if it needs none."""
+        return "" if self.package is None else f"needs {self.package}: pip install 'krnet[{self.extra}]'"
+
+    @property
+    def is_usable(self) -> bool:
+        """Its package is installed, or it needs none."""
+        return self.package is None or is_installed(self.package)
 
     def settings_text(self, settings: Mapping[str, Any]) -> str:
         """List the settings that are not at their defaults, without derived ones."""
@@ -364,6 +383,12 @@ def check_inputs(recorder: Recorder, given: Mapping[str, object]) -> None:
                 f"{name} is given, and recorder {recorder.name} has no use for it; leave {name} out, or take recorder "
                 f"{' or '.join(takers)}"
             )
+
+
+def check_package(recorder: Recorder) -> None:
+    """Refuse a recorder whose package is not installed."""
+    if not recorder.is_usable:
+        raise MissingPackageError(f"recorder {recorder.name} {recorder.needs}. Install it, or take another recorder")
 
 
 def missing_input(recorder: Recorder, name: str) -> InputError:

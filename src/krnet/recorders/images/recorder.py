@@ -173,6 +173,7 @@ class ImagesReplayer(Replayer):
 class ImagesRecorder(Recorder):
     name = "images"
     config_class = ImagesConfig
+    package, extra = "PIL", "images"
     inputs = frozenset({"images", "trunk", "start"})
     required = frozenset({"images", "trunk"})
     replay_inputs = frozenset({"trunk"})
