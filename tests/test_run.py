@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -358,7 +359,7 @@ def test_settings_have_a_default_a_help_and_a_type_and_print_as_a_list(name):
     assert list(found) and len(found) == len(list(found))
     for setting, value in found.items():
         assert value.help and value.type and f"\n  {setting} " in str(found)
-    assert str(found).startswith(f"{name}\n")
+    assert re.match(rf"{name}( \(needs .*\))?\n", str(found))
 
 
 def test_settings_of_a_recorder_that_trains_include_those_of_its_fit():
