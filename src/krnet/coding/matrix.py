@@ -202,17 +202,22 @@ def encode(numbers: Matrix, config: CodedConfig, stats: MatrixStats, held: Coded
 
 def pack(tables: Tables, parts: Iterable[np.ndarray], block_size: int) -> Blocks:
     """Encode symbols (n, columns), given a few rows at a time, into the blocks of a file."""
-    streams, num_rows = list[bytes](), 0
+    stream, sizes, num_rows = bytearray(), list[int](), 0  # one buffer: the stream may be most of the memory taken
+
+    def append(rows: np.ndarray) -> None:
+        for block in tables.encode(rows, block_size):
+            sizes.append(len(block))
+            stream.extend(block)
+
     pending = np.empty((0, len(tables.column)), np.int32)  # rows of a block that is not full yet
     for part in parts:
         part = np.concatenate([pending, part]) if len(pending) else part
         num_whole = len(part) - len(part) % block_size
-        streams += tables.encode(part[:num_whole], block_size)
-        pending, num_rows = part[num_whole:], num_rows + num_whole
-    streams += tables.encode(pending, block_size)
-    lengths = np.array([len(stream) for stream in streams])
-    lengths = lengths.astype(np.uint16 if lengths.max() < 2**16 else np.uint32)
-    return Blocks(tables, np.frombuffer(b"".join(streams), np.uint8), lengths, num_rows + len(pending), block_size)
+        append(part[:num_whole])
+        pending, num_rows = part[num_whole:].copy(), num_rows + num_whole
+    append(pending)
+    lengths = np.array(sizes, np.uint16 if max(sizes) < 2**16 else np.uint32)
+    return Blocks(tables, np.frombuffer(stream, np.uint8), lengths, num_rows + len(pending), block_size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,7 +249,8 @@ class CodedMatrix:
             self.blocks.stream, self.blocks.lengths, tables.column, tables.first, tables.sizes, tables.weights,
             self.centroids,
         )  # fmt: skip
-        return {prefix + name: torch.from_numpy(array.copy()) for name, array in zip(CODED_TENSORS, arrays)}
+        owned = (array if array.flags.writeable else array.copy() for array in arrays)  # torch needs a writeable one
+        return {prefix + name: torch.from_numpy(array) for name, array in zip(CODED_TENSORS, owned)}
 
     @classmethod
     def load(cls, store: TensorStore, prefix: str, num_rows: int, num_columns: int, block_size: int) -> CodedMatrix:

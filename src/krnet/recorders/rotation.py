@@ -50,6 +50,7 @@ LEVEL_ROUNDS = 500
 ROUNDS = 3  # of signs and Hadamard transforms
 SEARCH_ROWS = 1024  # samples from which a search estimates sizes
 COPIES = 128  # float32 numbers for each value of PROBE_SAMPLES samples while they are rotated, and of the rotation
+PART_BYTES = 2 << 20  # of the samples that are rotated at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,10 +156,14 @@ class Rotated(Basis):
         self.edges = (self.levels[1:] + self.levels[:-1]) / 2
 
     def forward(self, x: Tensor) -> Tensor:
+        parts = x.split(max(1, PART_BYTES // (4 * len(self.mean))))  # the rotation takes several times their memory
+        return torch.cat([self._codes(part) for part in parts])
+
+    def _codes(self, x: Tensor) -> Tensor:
         y = self.turn.forward(x.flatten(1) - self.mean.float())
         exponent = (SCALE_STEPS * y.square().mean(1, keepdim=True).sqrt().log2()).round()
         exponent = exponent.clamp(LEAST_EXPONENT, MOST_EXPONENT)
-        codes = torch.bucketize(y / self._scale(exponent), self.edges)
+        codes = torch.bucketize(y / self._scale(exponent), self.edges, out_int32=True)
         return torch.cat([codes.float(), exponent], dim=1)
 
     def inverse(self, numbers: Tensor) -> Tensor:
