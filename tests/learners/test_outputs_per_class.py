@@ -134,6 +134,8 @@ def test_exemplars_are_transformed_like_new_images_and_kept_by_class(digits, tmp
 @pytest.mark.parametrize("ce", ["new", "seen"])
 def test_the_fisher_is_that_of_the_transformed_images_and_trained_outputs(digits, tmp_path, ce):
     learner = learn(make(turning(Ewc), digits, tmp_path, base_epochs=1, epochs=1, ce=ce, clip=0.0), 2)
+    # In float32 an input of a ReLU may round to either side of 0, one by one or in a batch.
+    learner.model.double().register_forward_pre_hook(lambda _, inputs: inputs[0].double())
     ids, first = learner.context.task_ids(1)[:5], 4 * NUM_TURNS if ce == "new" else 0
     totals = {name: torch.zeros_like(param) for name, param in learner.model.named_parameters()}
     for image, output in zip(*turn(*first_images(learner, ids))):
@@ -143,7 +145,7 @@ def test_the_fisher_is_that_of_the_transformed_images_and_trained_outputs(digits
             totals[name] += param.grad.square()
     for name, value in learner.measure(ids).items():
         expected = totals[name] / (NUM_TURNS * len(ids))
-        assert torch.allclose(value, expected, rtol=1e-3, atol=1e-5 * expected.max().item()), name
+        assert torch.allclose(value, expected, rtol=1e-6, atol=1e-9 * expected.max().item()), name
 
 
 def test_rows_of_new_outputs_are_imprinted_and_a_row_without_images_keeps_its_direction(digits, tmp_path):
