@@ -20,7 +20,7 @@ ORDER = [
 # Files of these packages that all plug-ins may use; every other file or folder there is a plug-in.
 SHARED = {
     "recorders": {
-        "__init__", "axes", "base", "basis", "blocks", "coded", "codes", "fit", "growth", "maps", "memory", "presets",
+        "__init__", "axes", "base", "basis", "coded", "codes", "fit", "grids", "growth", "maps", "memory", "presets",
     },
     "learners": {
         "__init__", "analytic", "base", "base_task", "compressed_exemplars", "exemplars", "frozen", "importance",

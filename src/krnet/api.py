@@ -202,7 +202,7 @@ def record(
         tensors, metadata = _smallest_reaching(job, chosen, target_r2)
     else:
         if target_bytes is not None:
-            job = replace(job, settings={**chosen.for_budget(job, target_bytes), **job.settings})
+            job = with_budget(job, chosen, target_bytes)
         if budget_bytes is not None and not over_budget:
             _check_least_size(path, chosen, job, budget_bytes)
         tensors, metadata = file_contents(job, chosen, fit_unchanged(chosen, job))
@@ -233,13 +233,13 @@ def _smallest_reaching(job: Job, recorder: Recorder, target: float) -> FileConte
     results: list[str] = []  # "R2 ... in ..." of each fit, for the progress display
 
     def make(budget: int) -> tuple[int, float, FileContents]:
-        settings = {**recorder.for_budget(job, budget), **job.settings}
-        key = repr(sorted(settings.items()))
+        planned = with_budget(job, recorder, budget)
+        key = repr(sorted(planned.settings.items()))
         if key not in latest:
             latest.clear()
             label = " after ".join([f"fit {len(results) + 1}: {format_size(budget)}", *results[-1:]])
             watch = _rename(job.watch, label) if job.watch else None
-            fit_job = replace(job, settings=settings, checkpoint=None, resume=False, watch=watch)
+            fit_job = replace(planned, checkpoint=None, resume=False, watch=watch)
             tensors, metadata = file_contents(fit_job, recorder, fit_unchanged(recorder, fit_job))
             num_bytes, r2 = archive.file_bytes(tensors, metadata), metadata["metrics"]["r2"]
             results.append(f"R2 {r2:.4f} in {format_size(num_bytes)}")
@@ -253,6 +253,12 @@ def _smallest_reaching(job: Job, recorder: Recorder, target: float) -> FileConte
         guess=recorder.likely_bytes(job, target),
         noise=FIT_NOISE if recorder.trains else 0.0,
     )
+
+
+def with_budget(job: Job, recorder: Recorder, budget: int) -> Job:
+    """The job with the settings that the recorder chooses for a budget; those that are given stay."""
+    found = recorder.for_budget(job, budget)
+    return replace(job, settings={**found, **job.settings}, chosen=frozenset(found) - frozenset(job.settings))
 
 
 def _rename(watch: Watch, name: str) -> Watch:

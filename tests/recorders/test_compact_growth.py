@@ -196,11 +196,11 @@ def test_a_network_that_helps_new_samples_is_kept_for_them(grown):
     assert all("refined" not in krnet.open(path).settings for path in grown)
 
 
-def test_axes_are_not_chosen_for_samples_to_come_that_they_do_not_fit(tmp_path):
+def test_axes_of_whole_maps_are_not_chosen_for_samples_to_come_that_they_do_not_fit(tmp_path):
     """As many axes as samples leave no error of these samples, and all of the others' beside them."""
     features = torch.randn(300, 6, 5, 5, generator=torch.Generator().manual_seed(0))  # no two samples are alike
     first = record(features[:30], tmp_path / "a.krn", budget=80_000, room=300, iterations=5)
-    assert first.settings["components"] == 0
+    assert first.settings["components"] == 0 or first.settings["block"] == [6, 1, 1]
     grown = first.append(features[30:])
     assert grown.nbytes <= 80_000
     assert 1 - (grown[30:] - features[30:]).square().mean() / features[30:].var() > 0.8

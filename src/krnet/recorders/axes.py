@@ -1,6 +1,7 @@
-"""Principal axes of whole feature maps, shared by recorders pca and compact, and by the start of the paper's network.
+"""Principal axes of feature maps, or of their blocks: of recorders pca and compact, and of the paper's start.
 
     features (N, values) -> principal_axes -> mean (values,), axes (k, values), std (k,)
+    features, grid       -> block_axes     -> mean (values,), axes (k, values of a block), std (k,)
     a file's tensors     -> load_axes      -> the coded, scaled axes (values, k) -> decode_axes -> axes (k, values)
     axes (k, values)     -> least_squares  -> the matrix that finds coordinates along axes that are not orthonormal
 
@@ -15,9 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from krnet.coding.matrix import MAX_BLOCK, CodedConfig, CodedMatrix, MatrixReader
+from krnet.coding.matrix import MAX_BLOCK, CodedConfig, CodedMatrix, MatrixReader, evenly_spaced
 from krnet.io.archive import TensorStore
 from krnet.recorders.base import Job
+from krnet.recorders.grids import Grid
 from krnet.recorders.maps import mean_map, normalised_chunks
 
 AXES = "axes."  # prefix of the tensors that hold the coded axes
@@ -25,6 +27,7 @@ WORTH = 0.45  # an axis is kept if its standard deviation exceeds this many step
 MAX_EXACT_SIZE = 8192  # all axes are found for up to this many values a sample, or up to its square in all samples
 SKETCH_AXES = 1024  # axes that the randomised method finds if the settings name no number
 SKETCH_OVERSAMPLING, SKETCH_PASSES = 32, 4  # further axes, and power iterations, of the randomised method
+BLOCKS_PER_VALUE = 32  # block axes are learned from at most this many blocks for each value of a block
 FINEST = 2000  # largest symbol of scaled axes: 12 bits are as good as a float, and 4001 symbols fit MAX_ALPHABET
 
 
@@ -32,8 +35,8 @@ FINEST = 2000  # largest symbol of scaled axes: 12 bits are as good as a float, 
 class Axes:
     """Orthonormal principal axes, in order of falling variance."""
 
-    mean: Tensor  # (values,)
-    axes: Tensor  # (k, values)
+    mean: Tensor  # (values,) of a map
+    axes: Tensor  # (k, values), or (k, values of a block)
     std: Tensor  # (k,) standard deviation of the coordinates along each axis
 
 
@@ -76,6 +79,20 @@ def principal_axes(job: Job, components: int | None) -> Axes:
     # eigh sorts by rising eigenvalue: flip, so that the widest axis comes first.
     std = (variances.flip(0) / num_samples).clamp(min=0).sqrt()
     return Axes(mean, axes.T.flip(0), std)
+
+
+def block_axes(job: Job, grid: Grid) -> Axes:
+    """All principal axes of the blocks of all maps, minus the mean map; std is that of one block's coordinates."""
+    mean = mean_map(job)
+    num_blocks = BLOCKS_PER_VALUE * grid.block_values
+    ids = evenly_spaced(len(job.source), max(1, math.ceil(num_blocks / grid.num_blocks)))
+    covariance = torch.zeros(grid.block_values, grid.block_values, device=job.device)
+    for x in normalised_chunks(job, ids):
+        blocks = grid.cut(x - mean).flatten(0, 1)
+        covariance.addmm_(blocks.T, blocks)
+    variances, axes = torch.linalg.eigh(covariance)
+    std = (variances.flip(0) / (len(ids) * grid.num_blocks)).clamp(min=0).sqrt()
+    return Axes(mean.flatten(), axes.T.flip(0), std)
 
 
 def load_axes(store: TensorStore, num_values: int, num_kept: int) -> CodedMatrix:

@@ -86,6 +86,8 @@ class Job:
     device: torch.device
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The recorder's own settings, as given by the caller."""
+    chosen: frozenset[str] = frozenset()
+    """Names of the settings that a budget chose, not the caller."""
     preset: str | None = None
     head: nn.Module | None = None
     """A frozen network on top of the features; the loss L_kr2 compares its outputs for true and replayed features."""

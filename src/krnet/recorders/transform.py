@@ -23,10 +23,10 @@ from krnet.io.archive import TensorStore
 from krnet.recorders.base import Job, Stored, register
 from krnet.recorders.basis import Basis
 from krnet.recorders.coded import CodedRecorder
+from krnet.recorders.grids import DCT_COPIES, dct
 from krnet.recorders.maps import mean_map, normalised_chunks
 
 MAX_AXIS_SIZE = 4096  # the transform of an axis is a (size, size) matrix
-DCT_COPIES = 4  # float32 numbers for each of its numbers, which are computed as float64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +60,6 @@ class KLTxDCT(Basis):
 
     def tensors(self) -> dict[str, Tensor]:
         return {"mean": self.mean, "klt": self.klt}
-
-
-def dct(size: int) -> Tensor:
-    """The orthonormal DCT-II as a matrix (frequencies, positions)."""
-    k = torch.arange(size, dtype=torch.float64)
-    matrix = (math.pi / size * k[:, None] * (k + 0.5)).cos_().mul_(math.sqrt(2 / size))
-    matrix[0] /= math.sqrt(2)
-    return matrix.float()
 
 
 @register

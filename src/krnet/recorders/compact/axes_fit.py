@@ -2,7 +2,7 @@
 
     job, config, principal axes -> CompactFit, run by run_fit -> Content
 
-    code (k,) --quantise--> @ quantised axes (k, values) + mean -> map -> + Refine(map) -> loss
+    code (P k,) --quantise--> @ quantised axes (k, values of a block) + mean -> map -> + Refine(map) -> loss
       loss -> gradients -> Adam: axes, mean, Refine;   a Newton-like step: codes;   the bits in use: quantisation step
 
 The fit starts from principal components, quantised as in recorder pca: one step for all coordinates gives wide axes
@@ -19,22 +19,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from krnet.coding.matrix import CodedConfig, Matrix, encode, measure
+from krnet.coding.matrix import CodedConfig, Matrix, encode, evenly_spaced, measure
 from krnet.coding.weights import StraightThrough, pack, rounded, rounding_plan
 from krnet.device import exact_math
-from krnet.recorders.axes import AXES, FINEST, MAX_EXACT_SIZE, Axes, principal_axes
+from krnet.recorders.axes import AXES, FINEST, MAX_EXACT_SIZE, Axes, block_axes, principal_axes
 from krnet.recorders.base import Content, Job
 from krnet.recorders.compact.codes import BUDGET_FILL, CodesFit, content_with_codes, fixed_bytes, laplace_bits
 from krnet.recorders.compact.network import AXES_CODING, MAX_STEP, CompactConfig, CompactNet
 from krnet.recorders.fit import NET
+from krnet.recorders.grids import Grid
 from krnet.recorders.maps import coordinates, once_for_features
 from krnet.train.loop import Outcome
 
+MEASURED_AT, MEASURE_EVERY = (10, 20, 40, 80, 160), 250  # iterations at which the file is measured,
+MEASURE_ROWS = 1024  # with the codes of at most this many samples
 AXES_LR_SHARE = 0.1  # learning rate of axes and mean, as a share of the network's
 
 
@@ -43,8 +47,9 @@ class CompactFit(CodesFit):
 
     def __init__(self, job: Job, config: CompactConfig, axes: Axes):
         k, device = config.components, job.device
+        self.grid = config.grid(job.source.shape)
         self.axis_std, self.least_axis_step = axis_std_and_least_step(axes, k)
-        self.codes = coordinates(job, axes.mean, axes.axes[:k].T)  # (samples, k)
+        self.codes = coordinates(job, axes.mean, axes.axes[:k].T, self.grid)  # (samples, P k)
         # A finer step would need more symbols than the coder's tables have.
         self.least_step = float(self.codes.abs().max()) / FINEST
         step = config.step if config.most_bytes is None else max(config.step, self.least_step)
@@ -63,14 +68,28 @@ class CompactFit(CodesFit):
             net.unit.fill_(max(math.sqrt(self.job.stats.variance), 1e-6))
         self.plan = rounding_plan(net.refine, self.config.bits)
         if self.config.most_bytes is not None:
-            # laplace_bits only estimates. Its ratio to the real size is measured now, and assumed to stay the same.
-            free_bytes = max(self.config.most_bytes - fixed_bytes(self.job, self.config), 1)
             with torch.no_grad():
-                axes = net.axes.to(self.device)
-                axes_bytes, codes_bytes = (measure(*part).size_bytes for part in self.matrices(axes, self.config))
-                current_bits = laplace_bits(self.codes.abs().mean(0) / self.step_size).sum() + self.axis_bits(axes)
-                self.target_bits = current_bits * (BUDGET_FILL * free_bytes / (axes_bytes + codes_bytes * self.growth))
+                self.target_bits = self._find_target_bits(net.axes.to(self.device))
         return net
+
+    def _find_target_bits(self, axes: Tensor) -> Tensor:
+        """Bits per sample that fill the budget, as laplace_bits estimates them; its ratio to real sizes is measured."""
+        assert self.config.most_bytes is not None, "no budget"
+        config = replace(self.config, step=float(self.step_size))
+        free_bytes = max(self.config.most_bytes - fixed_bytes(self.job, config), 1)
+        axes_part, codes_part = self.matrices(axes, config)
+        measured_bytes = measure(*axes_part).size_bytes
+        measured_bytes += measure(*codes_part, max_rows=MEASURE_ROWS, num_planned=self.job.num_planned).size_bytes
+        rows = evenly_spaced(len(self.codes), MEASURE_ROWS).to(self.device)
+        current_bits = super().bits(self.codes[rows]) + self.axis_bits(axes)
+        return current_bits * (BUDGET_FILL * free_bytes / measured_bytes)
+
+    def step(self, iteration: int, progress: float) -> Tensor:
+        due = iteration in MEASURED_AT or (iteration and iteration % MEASURE_EVERY == 0)
+        if due and self.target_bits is not None:
+            with torch.no_grad():
+                self.target_bits.copy_(self._find_target_bits(self.axes))
+        return super().step(iteration, progress)
 
     @property
     def growth(self) -> float:
@@ -79,7 +98,7 @@ class CompactFit(CodesFit):
 
     def matrices(self, axes: Tensor, config: CompactConfig) -> tuple[tuple[Matrix, CodedConfig], ...]:
         """Axes and codes as they are encoded: (matrix, how it is coded) for each."""
-        scaled_axes = (axes.detach() * self.scale).T  # (values, k)
+        scaled_axes = (axes.detach() * self.scale).T  # (values of a block, k)
         return (
             (Matrix.of(scaled_axes), AXES_CODING),
             (
@@ -91,11 +110,12 @@ class CompactFit(CodesFit):
     @property
     def scale(self) -> Tensor:
         """(k, 1): each axis is multiplied by its scale before it is rounded to whole numbers."""
-        return axis_scale(self.axis_std, self.least_axis_step, self.step_size, self.job.num_planned)[:, None]
+        num_blocks = self.job.num_planned * self.grid.num_blocks
+        return axis_scale(self.axis_std, self.least_axis_step, self.step_size, num_blocks)[:, None]
 
     @property
     def axes(self) -> nn.Parameter:
-        """(k, values), not quantised."""
+        """(k, values of a block), not quantised."""
         assert self.net.axes is not None, "no axes; values alone are fitted elsewhere"
         return self.net.axes
 
@@ -110,7 +130,7 @@ class CompactFit(CodesFit):
         return [adam(list(self.net.refine.parameters()), lr), *optimizers] if self.config.c1 else optimizers
 
     def axis_bits(self, axes: Tensor) -> Tensor:
-        """Estimated bits of the axes (k, values), divided by the planned number of samples."""
+        """Estimated bits of the axes, divided by the planned number of samples."""
         return laplace_bits((axes * self.scale).abs().mean(1)).sum() * axes.shape[1] / self.job.num_planned
 
     def bits(self, codes: Tensor) -> Tensor:
@@ -130,6 +150,14 @@ class CompactFit(CodesFit):
         """Move the codes; then move the quantisation step so that the file meets its budget."""
         super().after_step(ids)
         self.follow_target(self.step_size, self.current_bits, self.least_step, MAX_STEP)
+
+    def state(self) -> dict[str, Tensor]:
+        return super().state() | ({} if self.target_bits is None else {"target_bits": self.target_bits})
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        super().load_state(state)
+        if self.target_bits is not None and "target_bits" in state:  # checkpoints of earlier versions lack it
+            self.target_bits.copy_(state["target_bits"])
 
     @torch.no_grad()
     def content(self, outcome: Outcome) -> Content:
@@ -155,18 +183,22 @@ def axis_std_and_least_step(axes: Axes, components: int) -> tuple[Tensor, Tensor
     return std, (axes.axes[:components] * std[:, None]).abs().max() / FINEST
 
 
-def axis_scale(std: Tensor, least_step: Tensor, step: Tensor, num_samples: int) -> Tensor:
+def axis_scale(std: Tensor, least_step: Tensor, step: Tensor, num_blocks: int) -> Tensor:
     """(k,): std / max(least_step, step / sqrt(N)), rounded to float16. Axes times their scale are rounded.
 
-    As in recorder pca: an error of an axis counts in all N samples, in proportion to std. With this scale one more bit
-    for an axis gains as much as one more bit for the codes.
+    As in recorder pca: an error of an axis counts in the N blocks of all samples, in proportion to std. With this scale
+    one more bit for an axis gains as much as one more bit for the codes.
     """
-    scale = std / torch.maximum(least_step, step / math.sqrt(num_samples))
+    scale = std / torch.maximum(least_step, step / math.sqrt(num_blocks))
     return scale.clamp(max=torch.finfo(torch.float16).max).half().float()
 
 
-def learn_axes(job: Job) -> Axes:
-    """The principal axes of the features, computed once: a search for settings asks for them several times."""
-    components = job.settings.get("components") if math.prod(job.source.shape) > MAX_EXACT_SIZE else None
-    with exact_math(), torch.inference_mode():
-        return once_for_features(job, "compact", components, lambda: principal_axes(job, components))
+def learn_axes(job: Job, grid: Grid) -> Axes:
+    """The principal axes of the features or of their blocks, computed once: a search asks for them several times."""
+    learned: dict[Any, Axes] = once_for_features(job, "compact", None, dict)
+    components = job.settings.get("components") if grid.block_values > MAX_EXACT_SIZE else None
+    key = grid.block, components  # a DCT does not change them
+    if key not in learned:
+        with exact_math(), torch.inference_mode():
+            learned[key] = principal_axes(job, components) if grid.num_blocks == 1 else block_axes(job, grid)
+    return learned[key]

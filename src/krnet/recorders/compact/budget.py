@@ -1,12 +1,12 @@
-"""Chooses step, number of axes and width of a compact KRNet for a budget, without training.
+"""Chooses blocks, step, number of axes and width of a compact KRNet for a budget, without training.
 
-    budget    -> plan_with_axes:    the number of axes with the least error, each with the finest step that fits
+    budget    -> plan_with_axes:    the start with the least error (starts.py), and the widest network that it affords
               -> plan_without_axes: the finest step that fits, tried for small data sets only
               -> the plan with the smaller expected error -> settings
               -> smallest_bytes: what a file takes at least, however coarse its step
-    target R2 -> step and number of axes whose error allows it -> estimated bytes
+    target R2 -> the start whose error allows it in the fewest bytes -> estimated bytes
 
-Errors are predicted from principal components: `likely_error` says how much of their error training leaves.
+Errors are those of quantised codes: `likely_error` says how much of them training leaves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from krnet.coding.matrix import (
     CodedConfig,
@@ -30,20 +29,22 @@ from krnet.coding.matrix import (
     measure,
 )
 from krnet.coding.search import bisect_log
-from krnet.coding.weights import coded_bits
 from krnet.config import from_dict
-from krnet.device import dtype_name, exact_math
-from krnet.features.samples import Samples
-from krnet.features.source import FeatureSource
-from krnet.nn.sizing import map_shape
-from krnet.recorders.axes import MAX_EXACT_SIZE, Axes, principal_axes
+from krnet.recorders.axes import MAX_EXACT_SIZE
 from krnet.recorders.base import Job
 from krnet.recorders.coded import SEARCH_ROWS
-from krnet.recorders.compact.axes_fit import axis_scale, axis_std_and_least_step, learn_axes
 from krnet.recorders.compact.codes import fixed_bytes, network_bytes
-from krnet.recorders.compact.network import AXES_CODING, CompactConfig, zero_map
+from krnet.recorders.compact.network import AXES_CODING, CompactConfig, check_grid, zero_map
+from krnet.recorders.compact.starts import (
+    WORSE,
+    Start,
+    best_start,
+    growing_grids,
+    make_start,
+    unseen_share,
+    values_start,
+)
 from krnet.recorders.compact.values_fit import DEAD_ZONE, values_minus_zero
-from krnet.recorders.maps import coordinates, normalised_chunks
 from krnet.train.config import FitConfig
 
 
@@ -62,13 +63,13 @@ LONG_FIT_LIMITS, SHORT_FIT_LIMITS = NetworkLimits(0.11, 2), NetworkLimits(0.05, 
 NO_AXES_LIMITS = NetworkLimits(0.22, 1)  # without axes there are more bytes for the network
 LONG_FIT_ITERATIONS = 2000  # from here on a wide network pays; after 200 iterations a narrow one has the higher R2
 MIN_AXIS_STD_STEPS = 0.8  # axes with a standard deviation below 0.8 steps are dropped: best trade of error against size
+LOOK_SHARE = 1.5  # files without axes are planned if their codes leave at most 1.5 times the error
 # trained_error = factor * pca_error ** (1 + power) at equal bytes, errors as shares of the variance. (factor, power) of
 # short fits is from a few trials, that of long fits from krnet in docs/results.md. likely_error uses the short one,
 # because REPAIRED_SHARE, with which it is compared, is from short fits as well.
 GAIN, LONG_GAIN = (1.2, 0.4), (0.85, 0.44)
 MAX_VALUES_WITHOUT_AXES = 1 << 24  # samples * values up to which a file without axes may be better (notes/choices.md)
 MIN_REPAIR_ERROR = 0.01  # share of the variance: below this quantisation error a network without axes does not pay
-MANY_SAMPLES = 4  # times as many samples as values: their principal axes suit other samples as well
 REPAIRED_SHARE = 0.45  # share of the quantisation error that such a network leaves
 STEP_AND_BUDGET_DIGITS = 40  # more characters, at most, than "1.0" and "1" take in the header
 # Error of samples that come later, as a share of the error in a file without a network. They are decoded without the
@@ -77,31 +78,27 @@ STEP_AND_BUDGET_DIGITS = 40  # more characters, at most, than "1.0" and "1" take
 UNSEEN_SHARE = 1.5
 
 
-def estimate_bytes(job: Job, config: CompactConfig, axes: Axes) -> int:
-    """Estimated size of the file before training; an upper bound if coordinates are normally distributed."""
-    num_samples, num_values = job.num_planned, math.prod(job.source.shape)
-    step = torch.tensor(config.step, device=axes.std.device)
-    axis_scales = axis_scale(*axis_std_and_least_step(axes, config.components), step, num_samples)  # (k,)
-    axis_rms = axis_scales.double() / math.sqrt(num_values)  # root mean square of a scaled axis, in its steps
-    code_std = axes.std[: config.components].double() / config.step  # in steps
-    bits = num_values * sum(coded_bits(1 / max(s, 1e-3)) for s in axis_rms.tolist())
-    bits += num_samples * sum(coded_bits(1 / max(s, 1e-3)) for s in code_std.tolist())
-    return math.ceil(bits / 8) + fixed_bytes(job, config)
-
-
 def for_budget(job: Job, budget: int) -> dict[str, Any]:
     """The settings, with axes or without, that are expected to leave the smaller error."""
     if job.settings.get("components") == 0:
         return plan_without_axes(job, budget)[0].to_settings()
-    config, pca_error = plan_with_axes(job, budget)
-    num_values = math.prod(job.source.shape)
-    # More than MAX_EXACT_SIZE values a sample are not tried: grouping that many columns into tables takes too long.
-    few_values = num_values <= MAX_EXACT_SIZE and len(job.source) * num_values <= MAX_VALUES_WITHOUT_AXES
-    if "components" not in job.settings and few_values:
+    config, error = plan_with_axes(job, budget)
+    if "components" not in job.settings and "block" not in job.settings and values_may_pay(job, budget, error):
         config_without_axes, error_without_axes = plan_without_axes(job, budget)
-        if error_without_axes < likely_error(pca_error):
+        if error_without_axes < likely_error(error):
             return config_without_axes.to_settings()
     return config.to_settings()
+
+
+def values_may_pay(job: Job, budget: int, error: float) -> bool:
+    """Whether a file without axes may be better than one whose error before training is `error`."""
+    num_values = math.prod(job.source.shape)
+    # More than MAX_EXACT_SIZE values a sample are not tried: grouping that many columns into tables takes too long.
+    if num_values > MAX_EXACT_SIZE or len(job.source) * num_values > MAX_VALUES_WITHOUT_AXES:
+        return False
+    config = CompactConfig(step=1.0, components=0, c1=0, most_bytes=budget)
+    plain = values_start(job).finest(budget, config)
+    return plain.error < LOOK_SHARE * error * max(num_values * job.stats.variance, 1e-12)
 
 
 def smallest_bytes(job: Job) -> tuple[int, int]:
@@ -116,16 +113,17 @@ def smallest_bytes(job: Job) -> tuple[int, int]:
         zeros = Matrix(lambda rows: torch.zeros(len(rows), num_columns), num_rows, num_columns)
         return measure(zeros, coding, max_rows=1, num_planned=num_rows).size_bytes  # all rows are alike
 
-    num_values, num_axes = math.prod(job.source.shape), config.components
-    zero_bytes = bytes_of_zeros(job.num_planned, num_axes or num_values, config.coding)
+    shape, num_axes = job.source.shape, config.components
+    check_grid(config, shape)
+    zero_bytes = bytes_of_zeros(job.num_planned, config.num_columns(shape), config.coding)
     if num_axes:
-        zero_bytes += bytes_of_zeros(num_values, num_axes, AXES_CODING)
+        zero_bytes += bytes_of_zeros(config.grid(shape).block_values, num_axes, AXES_CODING)
     least, enough = (fixed_bytes(job, c) + math.ceil(zero_bytes) for c in (replace(config, c1=0), config))
     return least, 100 * math.ceil((enough + STEP_AND_BUDGET_DIGITS) / 100)
 
 
 def likely_error(pca_error: float) -> float:
-    """Expected error after training, from that of principal components in as many bytes; shares of the variance."""
+    """Expected error after training, from that of the start in as many bytes; shares of the variance."""
     return pca_error * min(1.0, GAIN[0] * pca_error ** GAIN[1])
 
 
@@ -133,7 +131,9 @@ def affordable_widths(
     shape: tuple[int, ...], budget: int, limits: NetworkLimits, make_config: Callable[[int], CompactConfig]
 ) -> list[int]:
     """The NETWORK_WIDTHS within the limits, the widest first; the last is 0, no network. make_config: c1 -> config."""
-    widths = [c1 for c1 in NETWORK_WIDTHS if c1 <= max(limits.channel_ratio * map_shape(shape)[0], 8)]
+    grid = make_config(0).grid(shape)
+    channels = grid.shape[2] if grid.is_sequence else grid.shape[0]
+    widths = [c1 for c1 in NETWORK_WIDTHS if c1 <= max(limits.channel_ratio * channels, 8)]
     return [c1 for c1 in widths if c1 == 0 or network_bytes(shape, make_config(c1)) <= limits.budget_share * budget]
 
 
@@ -186,96 +186,58 @@ def plan_without_axes(job: Job, budget: int) -> tuple[CompactConfig, float]:
 
 
 def plan_with_axes(job: Job, budget: int) -> tuple[CompactConfig, float]:
-    """The step and number of axes with the least error whose file fits the budget, and the widest network in limits.
+    """The start with the least error whose file fits the budget, with the widest network in limits.
 
     Returns the config, and the error before training as a share of the variance.
     """
-    axes = learn_axes(job)
-    num_values = math.prod(job.source.shape)
-    given = {"most_bytes": budget, **job.settings}
+    shape, limits = job.source.shape, LONG_FIT_LIMITS if is_long(job.fit) else SHORT_FIT_LIMITS
+    config = from_dict(CompactConfig, {"step": 1.0, "components": 1, "most_bytes": budget, **job.settings})
+    check_grid(config, shape)
 
-    def make_config(step: float, components: int, c1: int) -> CompactConfig:
-        return from_dict(CompactConfig, {"step": step, "components": components, "c1": c1, **given})
+    def with_width(config: CompactConfig) -> CompactConfig:
+        given = {"c1": job.settings["c1"]} if "c1" in job.settings else {}
+        make = lambda c1: replace(config, **{"c1": c1, **given})  # noqa: E731
+        return make(affordable_widths(shape, budget, limits, make)[0])
 
-    def finest_step(components: int) -> float:
-        """The smallest step that fits the budget; the largest step of all if none fits."""
-        return bisect_step(
-            lambda step: estimate_bytes(job, make_config(step, components, c1), axes) > budget, num_values
-        )[1]
-
-    def error(components: int) -> float:
-        """Squared error of a sample: of quantised codes and axes, plus the variance along the axes left out."""
-        quantisation = components * finest_step(components) ** 2 / 12 * (1 + num_values / job.num_planned)
-        return quantisation + left_out[min(components, len(left_out) - 1)]  # a fit refuses more axes than there are
-
-    left_out = variance_left_out(job, axes)
-    limits = LONG_FIT_LIMITS if is_long(job.fit) else SHORT_FIT_LIMITS
-    c1 = affordable_widths(job.source.shape, budget, limits, lambda c1: make_config(1.0, 1, c1))[0]
-    # At most as many axes as samples: a variance above 0 along further axes is a float error.
-    max_axes = min(len(axes.std), len(job.source), int((axes.std > 0).sum()) or 1)
-    num_tries = math.ceil(math.log(max_axes) / -math.log(0.85)) + 1
-    candidates = sorted({max(1, round(max_axes * 0.85**n)) for n in range(num_tries)})
-    best = int(given["components"]) if "components" in given else min(candidates, key=error)
-    config = make_config(float(f"{finest_step(best):.5g}"), best, c1)
-    return config, error(best) / max(num_values * job.stats.variance, 1e-12)
-
-
-def unseen_share(job: Job) -> float:
-    """The share of the planned samples that are to come, and that the fit cannot see."""
-    return 1 - len(job.source) / job.num_planned
-
-
-def variance_left_out(job: Job, axes: Axes) -> list[float]:
-    """For each number of axes k, 0 to all: the variance of a planned sample that k axes leave out.
-
-    Axes learned from few samples leave out more of later samples than of these. The difference is estimated by learning
-    axes from one half of the samples and measuring what they leave out of the other. It is small if samples are many.
-    """
-    seen = axes.std.double().square().flip(0).cumsum(0).flip(0).tolist()  # [k]: along axes k, k + 1, ...
-    seen.append(0.0)
-    unseen, num_values = unseen_share(job), math.prod(job.source.shape)
-    if not unseen or len(job.source) < 4 or len(job.source) >= MANY_SAMPLES * num_values:
-        return seen
-    with exact_math(), torch.inference_mode():
-        halves = [subset(job, torch.arange(first, len(job.source), 2)) for first in (0, 1)]
-        learned = principal_axes(halves[0], job.settings.get("components"))
-        squares = coordinates(halves[1], learned.mean, learned.axes.T).double().square().mean(0)  # (k,)
-        total = sum(float((x.flatten(1) - learned.mean).double().square().sum()) for x in normalised_chunks(halves[1]))
-    kept = [0.0, *squares.cumsum(0).tolist()]
-    to_come = [max(0.0, total / len(halves[1].source) - kept[min(k, len(kept) - 1)]) for k in range(len(seen))]
-    return [(1 - unseen) * s + unseen * t for s, t in zip(seen, to_come, strict=True)]
-
-
-def subset(job: Job, ids: Tensor) -> Job:
-    """The job of some samples, in the same range."""
-
-    def fill(out: Tensor, rows: Tensor) -> None:
-        out.copy_(job.source.read(ids[rows]))
-
-    source = FeatureSource(job.source.name, (len(ids), *job.source.shape), dtype_name(job.source.dtype), fill)
-    return replace(job, source=source, samples=Samples(len(ids), job.source.shape, None))
+    sequence = len(shape) == 2 and "block" not in job.settings  # its network differs from that of maps
+    config = with_width(replace(config, block=(1, 1, shape[-1])) if sequence and shape[0] > 1 else config)
+    start, point = best_start(job, budget, config)
+    chosen = with_width(start.config_of(config, point.step, point.components))
+    if chosen.c1 != config.c1:
+        point = start.finest(budget, chosen, job.settings.get("components"))
+    step = job.settings.get("step", point.step)
+    error = point.error / max(math.prod(shape) * job.stats.variance, 1e-12)
+    return replace(chosen, step=step, components=job.settings.get("components", point.components)), error
 
 
 def likely_bytes(job: Job, target_r2: float) -> tuple[float, float]:
     """Estimated bytes of a file that reaches target_r2, and those of them that do not depend on R2.
 
-    Inverts the measured gain of training: principal components may leave a larger error than the target allows.
+    Inverts the measured gain of training: the start may leave a larger error than the target allows.
     """
-    axes, num_values = learn_axes(job), math.prod(job.source.shape)
-    std, error = axes.std.double(), max(1 - target_r2, 1e-6)
+    num_values, error = math.prod(job.source.shape), max(1 - target_r2, 1e-6)
     (factor, power), limits = (LONG_GAIN, LONG_FIT_LIMITS) if is_long(job.fit) else (GAIN, SHORT_FIT_LIMITS)
-    max_pca_error = error / min(1.0, factor * error**power) * job.stats.variance * num_values
+    max_error = error / min(1.0, factor * error**power) * job.stats.variance * num_values
+    config = from_dict(CompactConfig, {"step": 1.0, "components": 1, **job.settings, "c1": 0})
+    given = {"block", "components"} & set(job.settings)
+    found, last = list[tuple[float, float]](), math.inf
+    for grid in [config.grid(job.source.shape)] if given else growing_grids(job):
+        start = make_start(job, grid)
 
-    def num_axes(step: float) -> int:
-        return max(1, int((std > MIN_AXIS_STD_STEPS * step).sum()))
+        def count(step: float, start: Start = start) -> int:
+            return start.num_axes(step, MIN_AXIS_STD_STEPS)
 
-    def reaches_target(step: float) -> bool:
-        quantisation = num_axes(step) * step**2 / 12 * (1 + num_values / job.num_planned)
-        return quantisation + float(std[num_axes(step) :].square().sum()) <= max_pca_error
+        def reaches_target(step: float, start: Start = start, count: Any = count) -> bool:
+            return start.error(step, count(step)) <= max_error
 
-    step, _ = bisect_step(reaches_target, num_values)
-    config = CompactConfig(step=step, components=num_axes(step), c1=0)
-    return estimate_bytes(job, config, axes) / (1 - limits.budget_share), fixed_bytes(job, config)
+        step = bisect_step(reaches_target, num_values, 0.01)[0]
+        chosen = start.config_of(config, step, count(step))
+        found.append((start.bytes_for(config, step, count(step)), fixed_bytes(job, chosen)))
+        if found[-1][0] > WORSE * last:
+            break
+        last = min(last, found[-1][0])
+    best = min(found)
+    return best[0] / (1 - limits.budget_share), best[1]
 
 
 def bisect_step(holds: Callable[[float], bool], num_values: int, tolerance: float = 1e-3) -> tuple[float, float]:

@@ -29,6 +29,7 @@ BUDGET_FILL = 0.985  # share of the budget that the fit aims at: it only estimat
 MIN_BITS = 1e-6  # keeps the ratio of bits finite where codes take none
 FOLLOW_RATE = 0.2  # an update multiplies the step by exp(FOLLOW_RATE * (current_bits / target_bits - 1))
 FREEZE_LR_SHARE = 0.2  # once the learning rate has fallen to this share of its peak, the step stays fixed
+GROWING = {f"{CODES}stream", f"{CODES}lengths"}  # tensors of the codes that grow with the samples
 NUM_ZONES, ZONE_RATIO = 200, 1.02  # dead zones that are tried: zone n is ZONE_RATIO ** n times as wide as the first
 
 
@@ -49,8 +50,9 @@ class CodesFit(NetworkFit):
     """Trains codes: each moves down the gradient of its own sample's error, to which the price of its bits is added."""
 
     net: CompactNet
+    config: CompactConfig
     codes: Tensor
-    """(samples, k), not quantised."""
+    """(samples, P k), not quantised."""
     step_size: Tensor
     """() the quantisation step of the codes."""
     target_bits: Tensor | None
@@ -61,8 +63,12 @@ class CodesFit(NetworkFit):
         super().__init__(job, make)
 
     def bits(self, codes: Tensor) -> Tensor:
-        """Estimated bits per sample of a batch of codes (B, k)."""
-        return laplace_bits(codes.abs().mean(0) / self.step_size).sum()
+        """Estimated bits per sample of a batch of codes (B, P k)."""
+        mean_size = codes.abs().mean(0)
+        grid = self.config.grid(self.job.source.shape)
+        if grid.num_blocks > 1 and not grid.dct:  # all blocks of a map are alike
+            mean_size = mean_size.view(grid.num_blocks, -1).mean(0).repeat(grid.num_blocks)
+        return laplace_bits(mean_size / self.step_size).sum()
 
     def _losses(self, ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """L_kr1, and the total loss with the price of the bits."""
@@ -125,7 +131,7 @@ def content_with_codes(
     """The network's `tensors` and the encoded codes, with the narrowest dead zone whose file fits config.most_bytes.
 
     code_matrix  config -> the codes with its dead zone applied, and how they are coded
-    growth       planned samples / samples now: the codes' bytes are multiplied by it before they are compared
+    growth       planned samples / samples now: the bytes of codes, but not of their tables, grow by this factor
     held         codes that come before these and must be decoded as before
     """
     other_bytes = sum(t.nbytes for t in tensors.values())
@@ -135,10 +141,15 @@ def content_with_codes(
         return replace(config, dead_zone=config.dead_zone * ZONE_RATIO**zone)
 
     def too_large(num_bytes: float) -> bool:
-        return config.most_bytes is not None and other_bytes + growth * num_bytes > config.most_bytes
+        return config.most_bytes is not None and other_bytes + num_bytes > config.most_bytes
 
     def estimate_bytes(zone: int) -> float:
-        return measure(*code_matrix(widened(zone)), held=held).size_bytes
+        matrix, coding = code_matrix(widened(zone))
+        num_rows = matrix.num_rows + (held.blocks.num_rows if held else 0)
+        return measure(matrix, coding, num_planned=round(growth * num_rows), held=held).size_bytes
+
+    def planned_bytes(coded: dict[str, Tensor]) -> float:
+        return sum((growth if name in GROWING else 1.0) * tensor.nbytes for name, tensor in coded.items())
 
     # The search goes by estimates, which are quick; the loop then encodes, and widens the zone where they were too low.
     zone = 0
@@ -147,7 +158,7 @@ def content_with_codes(
     while True:
         codes = code_matrix(widened(zone))
         coded = encode(*codes, measure(*codes, held=held), held).tensors(CODES)
-        if zone >= NUM_ZONES or not too_large(sum(t.nbytes for t in coded.values())):
+        if zone >= NUM_ZONES or not too_large(planned_bytes(coded)):
             break
         zone += 1
     return Content(tensors | coded, widened(zone).to_settings(), outcome.iterations, outcome.seconds, outcome.reason)

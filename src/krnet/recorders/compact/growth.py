@@ -9,7 +9,6 @@ that was fitted to few samples may not; then it is left out for the new ones (`b
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +25,7 @@ from krnet.recorders.base import Content, Earlier, Job, Recorder, overhead_bytes
 from krnet.recorders.compact.codes import BUDGET_FILL, CodesFit, content_with_codes
 from krnet.recorders.compact.network import (
     CODES,
+    START_ZONE,
     CompactConfig,
     read_codes,
     read_config,
@@ -33,7 +33,7 @@ from krnet.recorders.compact.network import (
     stored_tensors,
     zero_map,
 )
-from krnet.recorders.compact.values_fit import DEAD_ZONE, clamp_into_dead_zone, values_minus_zero
+from krnet.recorders.compact.values_fit import DEAD_ZONE, values_minus_zero
 from krnet.recorders.fit import run_fit
 from krnet.recorders.growth import check_kept_settings, new_samples_job
 from krnet.recorders.maps import coordinates, normalised
@@ -49,15 +49,15 @@ class GrownFit(CodesFit):
     def __init__(self, job: Job, config: CompactConfig, full_job: Job):
         """job: the new samples alone; full_job: all samples."""
         assert job.start is not None, "nothing to grow from"
-        self.full_job, self.config, self.start, device = full_job, config, job.start, job.device
-        self.old_codes = read_codes(len(self.start), math.prod(job.source.shape), config, self.start, device)
+        self.job, self.full_job, self.config, self.start, device = job, full_job, config, job.start, job.device
+        self.old_codes = read_codes(len(self.start), job.source.shape, config, self.start, device)
         net = read_network(job.source.shape, config, self.start).to(device).requires_grad_(False)
-        assert net.axes is not None, "no axes; values grow by grow_values"
+        assert net.axes is not None, "no axes; values grow by grow_plainly"
         self.step_size = torch.tensor(config.step, device=device)
         self.price = torch.ones((), device=device)
         with exact_math(), torch.no_grad():
             # Trained axes are not quite orthonormal: least squares gives the point along them nearest to each map.
-            self.codes = coordinates(job, net.mean, least_squares(net.axes).T)  # (new samples, k)
+            self.codes = coordinates(job, net.mean, least_squares(net.axes).T, net.grid)  # (new samples, P k)
             self.target_bits = self._find_target_bits()
         super().__init__(job, lambda: net)
 
@@ -108,7 +108,7 @@ class GrownFit(CodesFit):
             new = config.apply_dead_zone(self.codes[(rows[rows >= num_held] - num_held).to(self.device)])
             return torch.cat([self.old_codes.read(rows[rows < num_held]), new])
 
-        return Matrix(read, num_held + len(self.codes), config.components), config.coding
+        return Matrix(read, num_held + len(self.codes), self.codes.shape[1]), config.coding
 
     @torch.no_grad()
     def content(self, outcome: Outcome) -> Content:
@@ -122,16 +122,23 @@ def network_tensors(start: Earlier, config: CompactConfig) -> dict[str, Tensor]:
     return {name: start.tensor(name) for name in stored if not name.startswith(CODES)}
 
 
-def grow_values(job: Job, config: CompactConfig, full_job: Job) -> Content:
-    """Growth without axes, which trains nothing: new values get the step, the tables and the centroids of the old."""
+@torch.no_grad()
+def grow_plainly(job: Job, config: CompactConfig, full_job: Job) -> Content:
+    """Growth that trains nothing: new codes get the step, the tables and the centroids of the old."""
     assert job.start is not None, "nothing to grow from"
     started, start = time.perf_counter(), job.start
-    held = read_codes(len(start), math.prod(job.source.shape), config, start, job.device).coded
-    zero = zero_map(job.source.shape, job.stats.low, job.stats.high).to(job.device)
-    codes = values_minus_zero(job, zero)  # (new samples, values)
+    held = read_codes(len(start), job.source.shape, config, start, job.device).coded
+    if config.components:
+        net = read_network(job.source.shape, config, start).to(job.device)
+        assert net.axes is not None, "components without axes"
+        with exact_math():
+            codes = coordinates(job, net.mean, least_squares(net.axes).T, net.grid)  # (new samples, P k)
+    else:
+        zero = zero_map(job.source.shape, job.stats.low, job.stats.high).to(job.device)
+        codes = values_minus_zero(job, zero)  # (new samples, values)
 
     def code_matrix(config: CompactConfig) -> tuple[Matrix, CodedConfig]:
-        return Matrix.of(clamp_into_dead_zone(codes, config)), config.coding
+        return Matrix.of(config.apply_dead_zone(codes)), config.coding
 
     outcome = Outcome(0, time.perf_counter() - started, "done")
     return content_with_codes(full_job, network_tensors(start, config), config, outcome, code_matrix, held=held)
@@ -141,13 +148,14 @@ def grow(recorder: Recorder, job: Job) -> Content:
     """The file of all samples: those of `job.start`, bit for bit, and the new ones."""
     assert job.start is not None, "nothing to grow from"
     new_job = new_samples_job(job, recorder.name)
-    config = read_config(job.start.settings)
+    config = read_config(job.start.settings, job.source.shape)
     # A file keeps its settings, except these two: the old values met the budget of the old file.
-    free = {"dead_zone": 0.5 if config.components else DEAD_ZONE, "most_bytes": None}
+    zone = (START_ZONE if config.has_centroids else 0.5) if config.components else DEAD_ZONE
+    free = {"dead_zone": zone, "most_bytes": None}
     check_kept_settings(job, config, tuple(free))
     config = from_dict(CompactConfig, config.to_settings() | free | dict(job.settings))
-    if not config.components:
-        content = grow_values(new_job, config, job)
+    if config.has_centroids:
+        content = grow_plainly(new_job, config, job)
         return content if no_choice(config) else better_of(new_job, content, content, len(job.start))
     if config.refined is not None:
         return codes_along_axes(new_job, config, job)
@@ -184,8 +192,8 @@ def better_of(job: Job, refined: Content, unrefined: Content, num_held: int) -> 
 @torch.no_grad()
 def _square_error(job: Job, content: Content, num_held: int, gate: float) -> float:
     """Squared error of some new samples' replays; gate: 1 with the network, 0 without it."""
-    config = read_config(content.settings)
-    reader = read_codes(num_held + len(job.source), math.prod(job.source.shape), config, content, job.device)
+    config = read_config(content.settings, job.source.shape)
+    reader = read_codes(num_held + len(job.source), job.source.shape, config, content, job.device)
     net = read_network(job.source.shape, config, content).to(job.device)
     square_sum = 0.0
     with exact_math():

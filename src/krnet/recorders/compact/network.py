@@ -1,8 +1,10 @@
 """The compact network: its config, what it computes, and how it is read from a file.
 
-    codes (B, k) -> @ axes (k, values) + mean -> maps (B, c, h, w) -> + Refine(maps) -> normalised features
+    codes (B, P k) -> @ axes (k, values of a block), joined, + mean -> maps (B, c, h, w) -> + Refine(maps)
+                   -> normalised features
 
-Without axes (components=0) a code is the map itself, minus `zero_map`: codes (B, values) + zero_map -> maps.
+A map is cut into P blocks, which share their axes (recorders/grids.py); without `block` the map is the block. Without
+axes (components=0) a code is the map itself, minus `zero_map`: codes (B, values) + zero_map -> maps.
 """
 
 from __future__ import annotations
@@ -19,20 +21,23 @@ from torch import Tensor, nn
 from krnet.coding.matrix import MAX_BLOCK, CodedConfig, CodedMatrix, MatrixReader
 from krnet.coding.weights import rounding_plan, unpack
 from krnet.config import check_choice, check_int, check_range, from_dict
-from krnet.errors import InputError, NotARecordingError
+from krnet.errors import InputError, NotARecordingError, SettingError
 from krnet.io.archive import TensorStore
 from krnet.io.header import RESTORE
-from krnet.nn.sizing import map_shape
 from krnet.recorders.axes import AXES, decode_axes, load_axes
 from krnet.recorders.base import Stored
 from krnet.recorders.basis import stored_edges, stored_matrix
 from krnet.recorders.fit import NET, stored_packed
+from krnet.recorders.grids import Grid
 from krnet.recorders.memory import block_numbers, map_numbers
 
 CODES = "codes."  # prefix of the tensors that hold the coded codes
 AXES_CODING = CodedConfig(step=1.0, centroid=0.0, block_size=MAX_BLOCK)  # scaled axes are decoded to whole numbers
+START_ZONE = 0.65  # dead zone of codes that no training has moved, as in transform.py
 MAX_STEP = 1e3  # no channel is wider than 1: a fit whose budget is too small for any code ends here
 NEGATIVE_SLOPE = 0.01  # of the last ReLU while training, so that outputs below 0 get a gradient
+# Settings that earlier versions do not know: the header leaves them out at these values, and old versions read it.
+NEW_SETTINGS: dict[str, Any] = {"refined": None, "block": None, "dct": False, "centroid": 0.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +63,13 @@ class CompactConfig:
     """Largest size of the file; the fit adjusts the step to meet it."""
     refined: int | None = None
     """The network refines this many samples, the first ones; None: all. It may know only those it was fitted to."""
+    block: tuple[int, ...] | None = None
+    """Channels, height and width of the blocks that maps are cut into; each divides that of the map. None: the map."""
+    dct: bool = False
+    """A DCT over the blocks of a map decorrelates their coordinates."""
+    centroid: float = 0.0
+    """Where in its bin a number of a code is read back, as in recorder transform. Trained codes are read back at the
+    middle, which they were trained for; without axes, always at the centroid."""
 
     def __post_init__(self) -> None:
         check_choice("network", self.network, ("compact",))
@@ -72,32 +84,78 @@ class CompactConfig:
             check_int("most_bytes", self.most_bytes, 1)
         if self.refined is not None:
             check_int("refined", self.refined, 1)
+        check_choice("dct", self.dct, (True, False))
+        check_range("centroid", self.centroid, -1, 1)
+        if self.block is not None:
+            object.__setattr__(self, "block", check_block(self.block))
 
     def to_settings(self) -> dict[str, Any]:
-        """Plain values for the file's header, without a `refined` of None: versions that lack the setting read it."""
-        return {name: value for name, value in asdict(self).items() if name != "refined" or value is not None}
+        """Plain values for the file's header."""
+        settings = {n: v for n, v in asdict(self).items() if n not in NEW_SETTINGS or v != NEW_SETTINGS[n]}
+        return settings if self.block is None else {**settings, "block": list(self.block)}
+
+    def grid(self, shape: Sequence[int]) -> Grid:
+        """How samples of this shape are cut."""
+        return Grid.of(shape, self.block, self.dct)
+
+    def num_columns(self, shape: Sequence[int]) -> int:
+        """Numbers in the code of a sample."""
+        return self.components * self.grid(shape).num_blocks if self.components else math.prod(shape)
+
+    @property
+    def has_centroids(self) -> bool:
+        """Whether symbols are decoded away from the middles of their bins."""
+        return not self.components or self.centroid != 0
 
     @property
     def coding(self) -> CodedConfig:
         """How the codes are entropy-coded.
 
-        With axes, symbols are decoded to multiples of the step, which the network was trained on. Without axes, they
-        are decoded to the centroids of their bins.
+        Codes that were trained along axes are decoded to multiples of the step; others towards the centroids of their
+        bins.
         """
-        zone, centroid = (0.5, 0.0) if self.components else (min(self.dead_zone, 1.0), 1.0)
+        if not self.has_centroids:
+            return CodedConfig(step=self.step, block_size=self.block_size, centroid=0.0)
+        centroid = self.centroid if self.components else 1.0
+        zone = min(self.dead_zone, 1.0)
         return CodedConfig(step=self.step, dead_zone=zone, centroid=centroid, block_size=self.block_size)
 
     def apply_dead_zone(self, codes: Tensor) -> Tensor:
-        return torch.where(codes.abs() < self.dead_zone * self.step, 0.0, codes)
+        """Make the quantiser send all codes inside the dead zone to symbol 0.
+
+        Where symbols are decoded to centroids, codes inside count in that of symbol 0, and are kept. The quantiser's
+        own zone ends at one step: codes between that and a wider zone are clamped to just below one step.
+        """
+        edge = 0.999 * self.step if self.has_centroids else 0.0
+        return torch.where(codes.abs() < self.dead_zone * self.step, codes.clamp(-edge, edge), codes)
+
+
+def check_block(block: Any) -> tuple[int, ...]:
+    """The block as a tuple of three sizes."""
+    if not isinstance(block, (list, tuple)) or len(block) != 3:
+        raise SettingError(f"block is {block!r}; expected three sizes: channels, height, width")
+    for size in block:
+        check_int("block", size, 1)
+    return tuple(block)
+
+
+def check_grid(config: CompactConfig, shape: Sequence[int]) -> None:
+    """Refuse a block that does not divide maps of this shape."""
+    grid = config.grid(shape)
+    if not grid.is_cut_evenly:
+        raise SettingError(
+            f"block is {list(grid.block)}, and maps of shape {list(shape)} have {list(grid.shape)} channels, rows and "
+            f"columns; take divisors of these"
+        )
 
 
 class Block(nn.Module):
     """A residual block: x (B, c, h, w) -> x + conv(relu(conv(relu(x))))."""
 
-    def __init__(self, channels: int, kernel: int):
+    def __init__(self, channels: int, kernel: tuple[int, int]):
         super().__init__()
-        self.one = nn.Conv2d(channels, channels, kernel, padding=kernel // 2)
-        self.other = nn.Conv2d(channels, channels, kernel, padding=kernel // 2)
+        self.one = nn.Conv2d(channels, channels, kernel, padding=(kernel[0] // 2, kernel[1] // 2))
+        self.other = nn.Conv2d(channels, channels, kernel, padding=(kernel[0] // 2, kernel[1] // 2))
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.other(F.relu(self.one(F.relu(x))))
@@ -106,12 +164,12 @@ class Block(nn.Module):
 class Refine(nn.Module):
     """maps (B, c, h, w) -> the correction that is added to them (B, c, h, w)"""
 
-    def __init__(self, channels: int, config: CompactConfig, kernel: int):
+    def __init__(self, channels: int, config: CompactConfig, kernel: tuple[int, int]):
         super().__init__()
         c1 = config.c1
-        self.first = nn.Conv2d(channels, c1, kernel, padding=kernel // 2)
+        self.first = nn.Conv2d(channels, c1, kernel, padding=(kernel[0] // 2, kernel[1] // 2))
         self.blocks = nn.Sequential(*[Block(c1, kernel) for _ in range(config.blocks)])
-        self.last = nn.Conv2d(c1, channels, kernel, padding=kernel // 2)
+        self.last = nn.Conv2d(c1, channels, kernel, padding=(kernel[0] // 2, kernel[1] // 2))
         for p in self.last.parameters():  # the correction starts at 0
             nn.init.zeros_(p)
 
@@ -120,39 +178,53 @@ class Refine(nn.Module):
 
 
 class CompactNet(nn.Module):
-    """codes (B, k) -> normalised features (B, c, h, w)"""
+    """codes (B, P k) -> normalised features (B, c, h, w)"""
 
     def __init__(self, shape: tuple[int, ...], config: CompactConfig):
         super().__init__()
-        self.shape = map_shape(shape)
+        self.grid = config.grid(shape)
+        self.shape = self.grid.shape
         self.axes: nn.Parameter | None = None
         self.mean: Tensor
-        mean = torch.zeros(math.prod(self.shape))
+        mean = torch.zeros(self.grid.num_values)
         if config.components:
-            self.axes = nn.Parameter(torch.zeros(config.components, len(mean)))
+            self.axes = nn.Parameter(torch.zeros(config.components, self.grid.block_values))
             self.mean = nn.Parameter(mean)
         else:
             self.register_buffer("mean", mean)  # the zero_map: not trained, it follows from the channels' ranges
-        kernel = 3 if self.shape[1] * self.shape[2] > 1 else 1
-        self.refine = Refine(self.shape[0], config, kernel) if config.c1 else nn.Module()
+        sides = (1, self.shape[0]) if self.grid.is_sequence else self.shape[1:]
+        kernel = (3, 3) if math.prod(sides) > 1 else (1, 1)
+        kernel = (1, 3) if self.grid.is_sequence else kernel
+        channels = self.shape[2] if self.grid.is_sequence else self.shape[0]  # the numbers of a token are its channels
+        self.num_positions = math.prod(sides)
+        self.refine = Refine(channels, config, kernel) if config.c1 else nn.Module()
         self.register_buffer("unit", torch.ones(()))  # standard deviation of the features: scales what Refine sees
         self.unit: Tensor
 
     def forward(self, codes: Tensor, gate: Tensor | None = None) -> Tensor:
         """gate (B, 1, 1, 1): 0 for samples that are not refined; None: all are."""
-        maps = codes + self.mean if self.axes is None else torch.addmm(self.mean, codes, self.axes)
-        maps = maps.view(-1, *self.shape)
+        if self.axes is None:
+            maps = (codes + self.mean).view(-1, *self.shape)
+        elif self.grid.num_blocks == 1:
+            maps = torch.addmm(self.mean, codes, self.axes).view(-1, *self.shape)
+        else:
+            maps = self.grid.to_maps(codes, self.axes) + self.mean.view(self.shape)
         if maps.is_cuda:
             maps = maps.contiguous(memory_format=torch.channels_last)
         output = maps
         if isinstance(self.refine, Refine):
-            correction = self.unit * self.refine(maps / self.unit)
+            refined = self.refine(self._turned(maps) / self.unit)
+            correction = self.unit * self._turned(refined)
             output = maps + (correction if gate is None else gate * correction)
         return F.leaky_relu(output, NEGATIVE_SLOPE) if torch.is_grad_enabled() else output.clamp(0, 1)
 
+    def _turned(self, maps: Tensor) -> Tensor:
+        """Maps (B, tokens, 1, numbers) of a sequence -> (B, numbers, 1, tokens), and back; others as they are."""
+        return maps.transpose(1, 3) if self.grid.is_sequence else maps
+
 
 class GatedNet(nn.Module):
-    """codes and gate (B, k + 1) -> normalised features (B, c, h, w)"""
+    """codes and gate (B, P k + 1) -> normalised features (B, c, h, w)"""
 
     def __init__(self, net: CompactNet):
         super().__init__()
@@ -167,10 +239,11 @@ def stored_tensors(shape: Sequence[int], num_samples: int, config: CompactConfig
     """The tensors of a file with this config."""
     num_values, num_axes = math.prod(shape), config.components
     stored = {**stored_edges(shape), "unit": Stored((), torch.float32)}
-    stored |= stored_matrix(CODES, num_samples, num_axes or num_values, config.block_size)
+    stored |= stored_matrix(CODES, num_samples, config.num_columns(shape), config.block_size)
     if num_axes:
+        size = config.grid(shape).block_values
         stored |= {"mean": Stored((num_values,), torch.float16), "scale": Stored((num_axes,), torch.float16)}
-        stored |= stored_matrix(AXES, num_values, num_axes, MAX_BLOCK, num_decoded=num_values * num_axes)
+        stored |= stored_matrix(AXES, size, num_axes, MAX_BLOCK, num_decoded=size * num_axes)
     if config.c1:
         with torch.device("meta"):
             refine = CompactNet(tuple(shape), config).refine
@@ -180,9 +253,11 @@ def stored_tensors(shape: Sequence[int], num_samples: int, config: CompactConfig
 
 def working_numbers(shape: Sequence[int], config: CompactConfig) -> int:
     """Numbers that exist at once while a few samples are replayed: a block of codes, and the network's maps."""
-    num_values = math.prod(shape)
-    area = num_values // (shape[0] if shape else 1)
-    return block_numbers(config.block_size, config.components or num_values) + map_numbers(num_values, config.c1 * area)
+    num_values, grid = math.prod(shape), config.grid(shape)
+    num_columns = config.num_columns(shape)
+    area = grid.shape[0] if grid.is_sequence else num_values // (shape[0] if shape else 1)  # positions of the network
+    maps = map_numbers(num_values, config.c1 * area, num_columns)
+    return block_numbers(config.block_size, num_columns) + maps + grid.dct_numbers
 
 
 def zero_map(shape: tuple[int, ...], low: Tensor, high: Tensor) -> Tensor:
@@ -191,10 +266,12 @@ def zero_map(shape: tuple[int, ...], low: Tensor, high: Tensor) -> Tensor:
     return zero.repeat_interleave(math.prod(shape) // len(zero))
 
 
-def read_config(settings: Mapping[str, Any]) -> CompactConfig:
-    """The config in a file's header."""
+def read_config(settings: Mapping[str, Any], shape: Sequence[int]) -> CompactConfig:
+    """The config in the header of a file with samples of this shape."""
     try:
-        return from_dict(CompactConfig, settings)
+        config = from_dict(CompactConfig, settings)
+        check_grid(config, shape)
+        return config
     except InputError as error:
         raise NotARecordingError(f"settings of a compact network refused: {error}. {RESTORE}") from error
 
@@ -202,15 +279,16 @@ def read_config(settings: Mapping[str, Any]) -> CompactConfig:
 def read_network(shape: tuple[int, ...], config: CompactConfig, store: TensorStore) -> CompactNet:
     """The network in a file: refining weights, axes and mean."""
     num_values, k = math.prod(shape), config.components
+    block_values = config.grid(shape).block_values
     with torch.device("meta"):
         net = CompactNet(shape, config)
     shapes = {name: tuple(p.shape) for name, p in net.refine.named_parameters()}
     weights = unpack(store, NET, shapes, rounding_plan(net.refine, config.bits)) if config.c1 else {}
     weights = {f"refine.{name}": value for name, value in weights.items()}
     if k:
-        coded = load_axes(store, num_values, k)
+        coded = load_axes(store, block_values, k)
         scale = store.tensor("scale", shape=(k,), dtype=torch.float16).float()
-        weights["axes"] = decode_axes(coded, AXES_CODING, scale)  # (k, values)
+        weights["axes"] = decode_axes(coded, AXES_CODING, scale)  # (k, values of a block)
         weights["mean"] = store.tensor("mean", shape=(num_values,), dtype=torch.float16).float()
     else:
         low, high = (store.tensor(n, shape=(net.shape[0],), dtype=torch.float32) for n in ("low", "high"))
@@ -221,8 +299,8 @@ def read_network(shape: tuple[int, ...], config: CompactConfig, store: TensorSto
 
 
 def read_codes(
-    num_samples: int, num_values: int, config: CompactConfig, store: TensorStore, device: torch.device
+    num_samples: int, shape: Sequence[int], config: CompactConfig, store: TensorStore, device: torch.device
 ) -> MatrixReader:
-    """A reader of the codes in a file: ids (B,) -> codes (B, k), or (B, values) without axes."""
-    codes = CodedMatrix.load(store, CODES, num_samples, config.components or num_values, config.block_size)
+    """A reader of the codes in a file: ids (B,) -> codes (B, P k), or (B, values) without axes."""
+    codes = CodedMatrix.load(store, CODES, num_samples, config.num_columns(shape), config.block_size)
     return MatrixReader(codes, config.coding, device)

@@ -25,7 +25,6 @@ from krnet.features.samples import Samples
 from krnet.features.stats import denormalise, normalise
 from krnet.recorders.axes import least_squares
 from krnet.recorders.compact.network import CompactConfig, CompactNet, GatedNet
-from krnet.recorders.compact.values_fit import clamp_into_dead_zone
 from krnet.recorders.fit import NetworkReplayer
 
 # Each move brings unseen maps nearer, and gains less than the one before.
@@ -51,7 +50,7 @@ class CompactReplayer(NetworkReplayer):
         device: torch.device,
     ):
         num_values, num_refined = math.prod(samples.shape), config.refined
-        max_map_values = max(num_values, config.c1 * num_values // net.shape[0])
+        max_map_values = max(num_values, config.num_columns(samples.shape), config.c1 * net.num_positions)
 
         def gated_codes(ids: Tensor) -> Tensor:
             assert num_refined is not None, "all samples are refined: no gate"
@@ -85,19 +84,23 @@ class CompactReplayer(NetworkReplayer):
 
     @cached_property
     def _nearest(self) -> Tensor:
-        """(values, k): maps times this matrix are the coordinates of their nearest points along the axes."""
+        """(values, k): blocks times this matrix are the coordinates of their nearest points along the axes."""
         assert self._net.axes is not None, "no axes: a code is the map itself"
         return least_squares(self._net.axes).T
 
     def _codes(self, x: Tensor) -> Tensor:
-        """x (n, values) -> codes (n, k), not quantised: those that do best without the network."""
-        return x - self._net.mean if self._net.axes is None else (x - self._net.mean) @ self._nearest
+        """x (n, values) -> codes (n, P k), not quantised: those that do best without the network."""
+        if self._net.axes is None:
+            return x - self._net.mean
+        grid = self._net.grid
+        return grid.to_codes(grid.cut(x - self._net.mean) @ self._nearest)
 
     def _dequantize(self, codes: Tensor) -> Tensor:
         """The codes as a file would give them back."""
-        if self._net.axes is None:
-            return self.reader.dequantize(clamp_into_dead_zone(codes, self.config))
-        return (self.config.apply_dead_zone(codes) / self.config.step).round() * self.config.step
+        codes = self.config.apply_dead_zone(codes)
+        if self.config.has_centroids:
+            return self.reader.dequantize(codes)
+        return (codes / self.config.step).round() * self.config.step
 
     def _refine(self, codes: Tensor, target: Tensor, maps: Tensor) -> Tensor:
         """Replace each of the maps by the network's, where that is nearer to its target; move the codes meanwhile."""

@@ -8,14 +8,16 @@ codes.py       training of codes, shared by all fits; fitting the codes into a b
 axes_fit.py    trains codes, axes and network together
 values_fit.py  the same without axes, for samples too few to pay for them: a code is the quantised map itself
 growth.py      fits codes of new samples to a network that is kept
+untrained.py   codes a start as it is, where that leaves less error than training has
 projection.py  replays, and shows features that are not in a recording as it would replay them
-budget.py      chooses step, number of axes and width of the network for a budget
+starts.py      which blocks, how many axes and which step leave the least error in a budget, before training
+budget.py      chooses all settings for a budget
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,6 +33,7 @@ from krnet.recorders.compact.axes_fit import CompactFit, learn_axes
 from krnet.recorders.compact.growth import grow
 from krnet.recorders.compact.network import (
     CompactConfig,
+    check_grid,
     read_codes,
     read_config,
     read_network,
@@ -38,6 +41,7 @@ from krnet.recorders.compact.network import (
     working_numbers,
 )
 from krnet.recorders.compact.projection import CompactReplayer
+from krnet.recorders.compact.untrained import better_of, may_replace
 from krnet.recorders.compact.values_fit import DEAD_ZONE, ValuesFit
 from krnet.recorders.fit import run_fit
 
@@ -50,7 +54,8 @@ DEFAULT_FIXED_BYTES = 6_000  # beside them: what header and tables of a small fi
 class CompactRecorder(Recorder):
     name = "krnet"
     config_class = CompactConfig
-    derived = frozenset({"network", "most_bytes", "refined"})  # a budget sets most_bytes, and growth refined
+    derived = frozenset({"network", "most_bytes", "refined", "centroid"})
+    """A budget sets most_bytes, growth refined, and codes that no training has moved a centroid."""
     inputs = frozenset({"head", "start"})
     trains = True
     grows = True
@@ -61,11 +66,14 @@ class CompactRecorder(Recorder):
             return grow(self, job)
         if job.settings.get("components") == 0:
             config = from_dict(CompactConfig, {"step": DEFAULT_STEP, "dead_zone": DEAD_ZONE, **job.settings})
-            return run_fit(self, ValuesFit(job, config), config.to_settings())
-        axes = learn_axes(job)
+            content = run_fit(self, ValuesFit(job, config), config.to_settings())
+            return better_of(self, job, content, config) if may_replace(job) else content
         step = job.settings.get("step", DEFAULT_STEP)
-        num_axes = max(1, min(int((axes.std > WORTH * step).sum()), len(axes.std)))
-        config = from_dict(CompactConfig, {"step": step, "components": num_axes, **job.settings})
+        config = from_dict(CompactConfig, {"step": step, "components": 1, **job.settings})
+        check_grid(config, job.source.shape)
+        axes = learn_axes(job, config.grid(job.source.shape))
+        if "components" not in job.settings:
+            config = replace(config, components=max(1, min(int((axes.std > WORTH * step).sum()), len(axes.std))))
         if config.components > len(axes.std):
             raise SettingError(
                 f"components is {config.components}; {len(job.source)} samples of shape {job.source.shape} have at "
@@ -73,7 +81,8 @@ class CompactRecorder(Recorder):
             )
         # learn_axes caches its result, made in inference mode: training needs copies of its own.
         trainee = CompactFit(job, config, Axes(*(t.clone() for t in (axes.mean, axes.axes, axes.std))))
-        return run_fit(self, trainee, config.to_settings())
+        content = run_fit(self, trainee, config.to_settings())
+        return better_of(self, job, content, config) if may_replace(job) else content
 
     def default_budget(self, num_values: int, settings: Mapping[str, Any]) -> int | None:
         return None if "step" in settings else DEFAULT_FIXED_BYTES + DEFAULT_BITS * num_values // 8
@@ -96,8 +105,8 @@ class CompactRecorder(Recorder):
     def replay(
         self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device
     ) -> CompactReplayer:
-        config = read_config(settings)
+        config = read_config(settings, samples.shape)
         net = read_network(samples.shape, config, store)
         low, high = (store.tensor(n, shape=(net.shape[0],), dtype=torch.float32) for n in ("low", "high"))
-        reader = read_codes(samples.num_samples, math.prod(samples.shape), config, store, device)
+        reader = read_codes(samples.num_samples, samples.shape, config, store, device)
         return CompactReplayer(net, config, reader, samples, low, high, device)

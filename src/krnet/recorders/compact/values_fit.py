@@ -42,16 +42,6 @@ def values_minus_zero(job: Job, zero: Tensor, ids: Tensor | None = None) -> Tens
     return torch.cat([x.flatten(1) - zero for x in normalised_chunks(job, ids)])
 
 
-def clamp_into_dead_zone(codes: Tensor, config: CompactConfig) -> Tensor:
-    """Make the quantiser send all codes inside the dead zone to symbol 0, also if the zone is wider than one step.
-
-    The quantiser's own zone ends at one step at most (CompactConfig.coding): codes between that and the wider zone are
-    clamped to just below one step. They are not set to 0, since they count in the centroid of symbol 0.
-    """
-    edge = 0.999 * config.step
-    return torch.where(codes.abs() < config.dead_zone * config.step, codes.clamp(-edge, edge), codes)
-
-
 class ValuesFit(CodesFit):
     """The fit without axes: codes (samples, values) are the maps themselves, minus `zero`."""
 
@@ -119,7 +109,7 @@ class ValuesFit(CodesFit):
 
     def code_matrix(self, config: CompactConfig) -> tuple[Matrix, CodedConfig]:
         """The codes as they are encoded, and how they are coded."""
-        matrix = Matrix(lambda rows: clamp_into_dead_zone(self.codes[rows.to(self.device)], config), *self.codes.shape)
+        matrix = Matrix(lambda rows: config.apply_dead_zone(self.codes[rows.to(self.device)]), *self.codes.shape)
         return matrix, config.coding
 
     def state(self) -> dict[str, Tensor]:
@@ -148,7 +138,8 @@ class ValuesFit(CodesFit):
                 return replace(config, step=max(config.step / REFINE_RATIO**n, self.least_step))
 
             def fits(n: int) -> bool:
-                return measure(*self.code_matrix(refined(n))).size_bytes * growth <= free_bytes
+                stats = measure(*self.code_matrix(refined(n)), num_planned=self.job.num_planned)
+                return stats.size_bytes <= free_bytes
 
             # The fit aims below the budget: the bytes that are still free allow a finer step.
             config = refined(largest_fitting(fits, 0, MAX_REFINEMENTS))
