@@ -203,13 +203,14 @@ class EncodedImages:
 
     def images(self, ids: Tensor) -> Tensor:
         """ids (n,) -> decoded images (n, C, H, W) uint8"""
-        if not len(ids):
-            return torch.empty(0, *self.shape, dtype=torch.uint8)
+        decoded = torch.empty(len(ids), *self.shape, dtype=torch.uint8)
 
-        def decode(index: int) -> Tensor:
-            return decode_image(self.content(index), self.config.codec, self.shape)
+        def decode(place: int, index: int) -> None:
+            decoded[place] = decode_image(self.content(index), self.config.codec, self.shape)
 
         if len(ids) == 1:
-            return decode(int(ids[0]))[None]
-        with thread_pool() as pool:
-            return torch.stack(list(pool.map(decode, ids.tolist())))
+            decode(0, int(ids[0]))
+        elif len(ids):
+            with thread_pool() as pool:
+                list(pool.map(decode, range(len(ids)), ids.tolist()))
+        return decoded

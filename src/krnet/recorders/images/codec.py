@@ -64,7 +64,7 @@ class ImagesConfig(ImageEncoding):
     def standardise(self, images: Tensor) -> Tensor:
         """uint8 images (n, C, H, W) -> float32 inputs of the trunk, of the same shape."""
         mean, std = (torch.tensor(v, device=images.device)[:, None, None] for v in (self.mean, self.std))
-        return (images.float() / 255 - mean) / std
+        return images.float().div_(255).sub_(mean).div_(std)
 
 
 def open_images(images: Any) -> FeatureSource:
