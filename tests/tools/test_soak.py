@@ -18,6 +18,7 @@ import torch
 
 from krnet.errors import ChecksumError
 from krnet.io import ledger
+from krnet.recorders.base import recorder_names
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools" / "soak"))
 import cases
@@ -26,6 +27,7 @@ import damage
 import disk
 import forgery
 import hostile
+import hungry
 import kills
 import processes
 from cases import Found
@@ -48,6 +50,13 @@ def sample() -> corpus.Sample:
 
 
 # ------------------------------------------------------------------ hostile files
+
+
+def test_every_recorder_is_attacked():
+    names = set(recorder_names())
+    assert {*corpus.FRESH, "images"} == names
+    made = {maker for name in names for maker in forgery.MAKERS_OF.get(name, (name,))}
+    assert made == set(forgery.LARGEST) <= set(hungry.MAKERS)
 
 
 @pytest.mark.parametrize("name", ["one", "all", "labels", "info"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import sys
+import traceback
 import warnings
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
@@ -22,7 +23,8 @@ MOST_VALUES = 1 << 20  # replayed of one file: a forged one may hold any number 
 COMPACT = {"step": 0.25, "components": 6, "c1": 8, "blocks": 1, "iterations": 10}
 FRESH: dict[str, dict[str, Any]] = {
     "krnet": COMPACT, "pca": {"step": 0.15}, "pq": {"parts": 2, "bits": 4}, "quantized": {"step": 0.1},
-    "transform": {"step": 0.15}, "raw": {}, "paper": {"d0": 8, "c0": 4, "c1": 4, "iterations": 10, "bits": 4},
+    "transform": {"step": 0.15}, "raw": {}, "rotation": {"levels": 5}, "fp8": {},
+    "paper": {"d0": 8, "c0": 4, "c1": 4, "iterations": 10, "bits": 4},
     "autoencoder": {"d0": 8, "c0": 4, "c1": 4, "iterations": 10, "code_bits": 4, "weight_bits": 4},
 }  # fmt: skip
 
@@ -100,23 +102,30 @@ def ask(path: Path) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            recording = _open(path)
+            needs_trunk = _ask_recording(answers, path)
         except Exception as error:
             return {"open": error}
-        _try(answers, "info", recording.info)
-        _try(answers, "printed", lambda: _print_info(recording))
-        _try(answers, "labels", lambda: recording.labels)
-        _try(answers, "one", lambda: recording[len(recording) // 2])
-        _try(answers, "all", lambda: recording.replay(_ids(recording)))
-        needs_trunk = recording.recorder == "images"
+        # The recording is closed by now: the rule of memory is for each use of a file.
         _try(answers, "verify", lambda: krnet.verify(path, trunk=trunk() if needs_trunk else None)["ok"])
     return answers
+
+
+def _ask_recording(answers: dict[str, Any], path: Path) -> bool:
+    """Open the file and add its answers; returns whether its recorder needs a trunk."""
+    recording = _open(path)
+    _try(answers, "info", recording.info)
+    _try(answers, "printed", lambda: _print_info(recording))
+    _try(answers, "labels", lambda: recording.labels)
+    _try(answers, "one", lambda: recording[len(recording) // 2])
+    _try(answers, "all", lambda: recording.replay(_ids(recording)))
+    return bool(recording.recorder == "images")
 
 
 def _try(answers: dict[str, Any], name: str, action: Any) -> Any:
     try:
         answers[name] = action()
     except Exception as error:  # every kind: the caller tells named ones from others
+        traceback.clear_frames(error.__traceback__)  # they hold what was decoded
         answers[name] = error
         return None
     return answers[name]
