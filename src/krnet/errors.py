@@ -6,6 +6,7 @@
         MissingPackageError
         FeatureError
           ChangedFeaturesError
+          ShardError        a folder of shards that is damaged, forged or not finished
         DataError           images that cannot be learned from
           UnsafePickleError
       FitError              recording started, but could not continue
@@ -34,6 +35,10 @@ class FeatureError(InputError):
 
 class ChangedFeaturesError(FeatureError):
     """A file of features was changed, shortened or replaced while it was in use."""
+
+
+class ShardError(FeatureError):
+    """A shard, or the index of a folder of shards, is damaged, forged, missing, or not finished."""
 
 
 class MissingPackageError(InputError):

@@ -1,6 +1,6 @@
 """Feature maps in the caller's storage, read by sample ID.
 
-    tensor, array, memmap, .npy .npz .safetensors .h5 .zarr, Dataset, list
+    tensor, array, memmap, .npy .npz .safetensors .h5 .zarr, folder of shards, Dataset, list
         -> open_features -> FeatureSource: read(ids (B,)) -> (B, *shape), stored dtype, CPU
 
 Features are never changed, and only the samples asked for are read: memory stays bounded however large the file is.
@@ -28,16 +28,10 @@ from safetensors import SafetensorError, safe_open
 from krnet.config import require
 from krnet.device import dtype_name
 from krnet.errors import FeatureError, InputError, LabelError
+from krnet.features.dtypes import DTYPES, SAFETENSORS_DTYPES
 from krnet.features.file_rows import FileRows, OpenFile, OpenFolder
 from krnet.io.overlap import files_of
 
-# Names of the supported types: safetensors -> numpy and torch. uint16 is left out on purpose: it often holds the bits
-# of bfloat16 values, which are wrong as integers.
-SAFETENSORS_DTYPES = {
-    **{"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"},
-    **{"U8": "uint8", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64"},
-}
-DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in SAFETENSORS_DTYPES.values()}
 NPY_START = b"\x93NUMPY"  # the first bytes of every .npy file
 BLOCK_BYTES = 64 << 20  # read at most this much at a time, since a memory map keeps it resident until it is dropped
 FAULT_AROUND_BYTES = 64 << 10  # Linux maps up to this much around every page that is touched
@@ -351,11 +345,11 @@ def _numpy_view(out: torch.Tensor) -> np.ndarray:
 
 
 def _open_path(path: Path, key: str | None) -> FeatureSource:
-    opener = _OPENERS.get(path.suffix.lower())
+    opener = _opener(path)
     if opener is None:
         raise FeatureError(
-            f"{path}: unknown kind of file {path.suffix!r}; expected one of {', '.join(_OPENERS)}. "
-            f"Save the features as one of these."
+            f"{path}: unknown kind of file {path.suffix!r}; expected one of {', '.join(_OPENERS)}, or a folder of "
+            f"shards. Save the features as one of these."
         )
     if not path.exists():
         raise FeatureError(f"{path}: no such file; expected a file of features. Check the path.")
@@ -368,6 +362,17 @@ def _open_path(path: Path, key: str | None) -> FeatureSource:
             f"{path}: cannot be read as {path.suffix} ({error}); expected a whole file with arrays of plain "
             f"numbers, no pickled objects. Save the features again."
         ) from error
+
+
+def _opener(path: Path) -> Callable[[Path, str | None], FeatureSource] | None:
+    kind = path.suffix.lower()
+    return _open_folder if path.is_dir() and kind != ".zarr" else _OPENERS.get(kind)
+
+
+def _open_folder(path: Path, key: str | None) -> FeatureSource:
+    from krnet.features.shards.source import open_shards  # it makes sources of its own
+
+    return open_shards(path, key)
 
 
 def _open_npy(path: Path, key: str | None) -> FeatureSource:
@@ -458,6 +463,15 @@ _NAMES: dict[str, Callable[[Path], list[str]]] = {
 }
 
 
+def _names(path: Path) -> list[str]:
+    list_names = _NAMES.get(path.suffix.lower())
+    if list_names is None and path.is_dir():
+        from krnet.features.shards.source import shard_names  # it makes sources of its own
+
+        list_names = shard_names
+    return [] if list_names is None else list_names(path)
+
+
 def _pick_array(names: Iterable[str], key: str | None, where: object) -> str:
     """Name of the array to read: `key` if given, else the only one, else "features"."""
     names = sorted(names)  # zarr lists them in no fixed order; messages should not change
@@ -517,8 +531,7 @@ def _load_labels(path: Path, expected: str) -> np.ndarray:
 def has_labels(features: Any) -> bool:
     """Whether a file or mapping holds the arrays `features` and `labels`."""
     if isinstance(features, (str, os.PathLike)):
-        list_names = _NAMES.get(Path(features).suffix.lower())
-        names = [] if list_names is None else list_names(Path(features))
+        names = _names(Path(features))
     else:
         names = list(features.keys()) if hasattr(features, "keys") else []
     return {"features", "labels"} <= set(names)
