@@ -117,7 +117,9 @@ Trunk = Annotated[
 FeaturesFile = Annotated[
     Path,
     typer.Argument(
-        metavar="FEATURES", help="Feature maps (N, ...) as .npy .npz .safetensors .h5 .zarr.", show_default=False
+        metavar="FEATURES",
+        help="Feature maps (N, ...) as .npy .npz .safetensors .h5 .zarr, or a folder of shards.",
+        show_default=False,
     ),
 ]
 MaxBytes = Annotated[

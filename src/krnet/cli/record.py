@@ -101,7 +101,7 @@ def record(
         Path | None,
         typer.Argument(
             metavar="FEATURES",
-            help="Feature maps (N, ...) as .npy .npz .safetensors .h5 .zarr; required.",
+            help="Feature maps (N, ...) as .npy .npz .safetensors .h5 .zarr, or a folder of shards; required.",
             show_default=False,
         ),
     ] = None,

@@ -89,7 +89,7 @@ def merge(folder: Path) -> Index | None:
 
 def names(folder: Path) -> list[str]:
     """The files that are called as shards are."""
-    return sorted(name for name in os.listdir(folder) if range_of(name) is not None)
+    return sorted(name for name in os.listdir(folder) if range_of(name) is not None) if folder.is_dir() else []
 
 
 def _known(folder: Path) -> tuple[Index | None, int]:
