@@ -233,6 +233,13 @@ def test_bad_calls_are_refused_by_name_and_change_nothing(case, tmp_path, whole)
     assert content(out) == whole
 
 
+def test_a_folder_that_cannot_be_written_to_is_refused_before_the_work(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for out, message in ((tmp_path / "file" / "shards", "file: is no folder"), ("/proc/shards", "cannot be written")):
+        with pytest.raises(InputError, match=message):
+            extract(out, trunk=Stops(0))
+
+
 def test_a_call_that_fails_leaves_no_folder(tmp_path):
     with pytest.raises(DataError, match="no images came"):
         extract(tmp_path / "new" / "shards", iter([]), None, batch_size=None)

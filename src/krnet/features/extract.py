@@ -146,7 +146,8 @@ def _plan(
 def is_folder(out: AnyPath) -> bool:
     """Whether the name of an output is that of a folder of shards: it ends in a slash, has no ending, or is one."""
     text = os.fspath(out)
-    return text.endswith(os.sep) or not Path(text).suffix or Path(text).is_dir()
+    suffix = Path(text).suffix.lower()
+    return text.endswith(os.sep) or not suffix or (suffix != ".safetensors" and Path(text).is_dir())
 
 
 class Output(Protocol):

@@ -17,6 +17,7 @@ from krnet.errors import InputError, ShardError
 from krnet.features.shards.index import INDEX_NAME, Index, make_index, parse_index
 from krnet.features.shards.shard import REPAIR, Entry, Origin, open_shard, range_of
 from krnet.io.atomic import TEMPORARY_END, atomic_write
+from krnet.io.writable import check_writable
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,11 @@ class Finished:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that holds anything but shards: nothing of ours belongs there."""
-    if os.path.lexists(folder) and not folder.is_dir():
-        raise InputError(f"{folder}: is no folder; expected the name of a folder for shards. Choose another name")
+    """Refuse a folder that cannot be written to, or that holds anything but shards: nothing of ours belongs there."""
+    nearest = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
+    if not nearest.is_dir():
+        raise InputError(f"{nearest}: is no folder; expected a folder for shards, or one to make it in. Choose another")
+    check_writable(nearest / INDEX_NAME)
     for name in sorted(os.listdir(folder)) if folder.is_dir() else []:
         if name != INDEX_NAME and range_of(name) is None and not name.endswith(TEMPORARY_END):
             raise InputError(
