@@ -287,7 +287,7 @@ def open(
     trunk: nn.Module | None = None,
     max_bytes: int | str | None = None,
 ) -> Recording:
-    """Open a recording file.
+    """Open a recording file: a path, or a URL whose content is then read by ranges.
 
     device     where to replay; None takes the GPU if there is one
     precision  exact (full fp32) or fast (bf16 on a GPU)

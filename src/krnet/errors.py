@@ -4,6 +4,7 @@
       InputError            the caller's data or settings are refused (also a ValueError)
         LabelError  SettingError  BudgetError  ResumeError  RunError  BusyFolderError  RecipeError  UnsafeNetworkError
         MissingPackageError
+        StoreError            a file behind a URL cannot be reached, read or written
         FeatureError
           ChangedFeaturesError
           ShardError        a folder of shards that is damaged, forged or not finished
@@ -43,6 +44,10 @@ class ShardError(FeatureError):
 
 class MissingPackageError(InputError):
     """An optional package is not installed; the message names the extra that installs it."""
+
+
+class StoreError(InputError):
+    """A file behind a URL cannot be reached, read or written."""
 
 
 class LabelError(InputError):

@@ -17,6 +17,7 @@ import typer
 
 from krnet.config import describe, parse_setting, parse_size
 from krnet.errors import SettingError
+from krnet.io.places import parse_place
 from krnet.nn.paper_config import PRESETS
 from krnet.train.config import FitConfig
 
@@ -115,10 +116,11 @@ Trunk = Annotated[
     ),
 ]
 FeaturesFile = Annotated[
-    Path,
+    Any,
     typer.Argument(
+        parser=parse_place,
         metavar="FEATURES",
-        help="Feature maps (N, ...) as .npy .npz .safetensors .h5 .zarr, or a folder of shards.",
+        help="Feature maps (N, ...) as .npy .npz .safetensors .h5 .zarr, or a folder of shards; a path or a URL.",
         show_default=False,
     ),
 ]
@@ -131,4 +133,9 @@ MaxBytes = Annotated[
         show_default="512MB, or 512 times its size",
     ),
 ]
-RecordingFile = Annotated[Path, typer.Argument(metavar="FILE.krn", help="Recording to read.", show_default=False)]
+RecordingFile = Annotated[
+    Any,
+    typer.Argument(
+        parser=parse_place, metavar="FILE.krn", help="Recording to read: a path or a URL.", show_default=False
+    ),
+]

@@ -45,6 +45,7 @@ from krnet.cli.options import (
 )
 from krnet.cli.output import say
 from krnet.config import parse_counts, parse_duration, parse_ids, parse_shape, unknown_setting
+from krnet.io.places import parse_place, place
 from krnet.train.config import SCHEDULES, FitConfig
 
 
@@ -98,10 +99,12 @@ def plan(
 
 def record(
     features: Annotated[
-        Path | None,
+        Any,
         typer.Argument(
+            parser=parse_place,
             metavar="FEATURES",
-            help="Feature maps (N, ...) as .npy .npz .safetensors .h5 .zarr, or a folder of shards; required.",
+            help="Feature maps (N, ...) as .npy .npz .safetensors .h5 .zarr, or a folder of shards; a path or a URL; "
+            "required.",
             show_default=False,
         ),
     ] = None,
@@ -163,8 +166,9 @@ def record(
         ),
     ] = False,
     start: Annotated[
-        Path | None,
+        Any,
         typer.Option(
+            parser=parse_place,
             metavar="OLD.krn",
             help="Start from an earlier recording, which holds the first samples of FEATURES; krnet, pca, quantized, "
             "transform and pq keep their replays unchanged.",
@@ -282,15 +286,16 @@ def info(path: RecordingFile, max_bytes: MaxBytes = None, as_json: Json = False)
     """
     from krnet import api
 
-    summary = {"path": str(path), **api.open(path, max_bytes=max_bytes).info()}
+    summary = {"path": str(place(path)), **api.open(path, max_bytes=max_bytes).info()}
     output.show(summary, output.info_rows(summary), as_json)
 
 
 def verify(
     path: RecordingFile,
     against: Annotated[
-        Path | None,
+        Any,
         typer.Option(
+            parser=parse_place,
             metavar="FEATURES",
             help="The recorded features, with those of `krnet append` after them: the error of their replays is "
             "measured too.",
@@ -327,6 +332,7 @@ def verify(
         refuse_without_images(pictures=pictures, mean=mean, std=std, set=settings)
     needed = images is None or bool(api.open(path, max_bytes=max_bytes).lacks)
     report = api.verify(path, against, device=device, key=key, trunk=network if needed else None, max_bytes=max_bytes)
+    report["path"] = str(place(path))
     rows = output.verify_rows(report)
     if images is not None:
         real = {"trunk": network} if against is None or needed else {"features": against, "features_key": key}

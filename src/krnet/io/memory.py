@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from krnet.config import check_int, format_size
 from krnet.errors import OversizedRecordingError
 from krnet.io.atomic import AnyPath
+from krnet.io.places import Place
 
 FREE_BYTES, FILE_FACTOR = 512 << 20, 512
 FREE_HEADER_BYTES, HEADER_FACTOR = 256 << 20, 4
@@ -25,7 +26,7 @@ VALUE_MARKS = (b",", b":", b"[", b"{")  # each value of a JSON text follows one 
 class MemoryLimit:
     """What one file may ask for."""
 
-    path: AnyPath
+    path: Place | AnyPath
     file_bytes: int
     max_bytes: int | None = None
     """The caller's limit in place of the rule."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from krnet.errors import InputError
+from krnet.io.places import is_url
 from krnet.io.writable import check_name
 
 
@@ -110,6 +111,8 @@ def _resolved(path: Path) -> Path:
 
 def files_of(value: Any) -> Iterator[Path]:
     """The files behind a value that a caller gives: a path, or an object that knows its own."""
+    if is_url(value):
+        return
     if isinstance(value, str | os.PathLike):
         yield Path(value)
         return
@@ -129,5 +132,5 @@ def files_of(value: Any) -> Iterator[Path]:
         yield from files_of(base)
     for candidate in candidates:
         for path in candidate if isinstance(candidate, list | tuple) else [candidate]:
-            if isinstance(path, str | os.PathLike) and str(path):
+            if isinstance(path, str | os.PathLike) and str(path) and not is_url(path):
                 yield Path(path)
