@@ -14,6 +14,7 @@ from krnet.cli import output
 from krnet.cli.options import Device, Json, Key, Quiet, option
 from krnet.cli.output import say
 from krnet.config import parse_channels, parse_first_id, parse_share
+from krnet.io.places import Place, is_url, place
 
 PARTS = ("train", "test")
 SHARD_SIZE = "256MB"  # as in krnet.extract, which imports torch
@@ -44,7 +45,8 @@ def extract(
             "--out",
             "-o",
             metavar="OUT.safetensors|DIR/",
-            help="File to write; an existing one is replaced when the new one is complete. Or a folder of shards.",
+            help="File to write; an existing one is replaced when the new one is complete. Or a folder of shards: a "
+            "path or a URL.",
             show_default=False,
         ),
     ],
@@ -159,8 +161,9 @@ def extract(
     from krnet.nn.loaded import read_trunk
 
     folders = [] if data is None else folders_of(data, data_dir)
-    kind = "extract shards" if is_folder(out) else "extract"
-    refuse_overlap(kind, [out], [images, labels, trunk, *folders])
+    if not is_url(out):
+        kind = "extract shards" if is_folder(out) else "extract"
+        refuse_overlap(kind, [out], [images, labels, trunk, *folders])
     try:
         with Display(quiet) as display:
             display.phase("reading the images")
@@ -185,8 +188,8 @@ def extract(
         else:
             say("stopped before there was anything to keep")
         raise typer.Exit(130) from None
-    written = _folder(Path(out)) if is_folder(out) else _file(Path(out))
-    result = {"path": out, "dtype": dtype, "device": str(torch_device), **written}
+    written = _folder(place(out)) if is_folder(out) else _file(Path(out))
+    result = {"path": str(place(out)) if is_url(out) else out, "dtype": dtype, "device": str(torch_device), **written}
     output.show(result, output.extract_rows(result), as_json)
 
 
@@ -208,7 +211,7 @@ def _file(out: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _folder(out: Path) -> dict[str, Any]:
+def _folder(out: Place) -> dict[str, Any]:
     """What the folder holds by now: other commands may still be at work."""
     from krnet.features.shards.ranges import text
     from krnet.features.shards.source import read_index

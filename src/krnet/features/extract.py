@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from krnet.features.shards.plan import Plan
 from krnet.features.trunk import Rows, TrunkRunner, at_work
 from krnet.io.atomic import AnyPath
 from krnet.io.overlap import PARTIAL_RECORD_ENDING, refuse_overlap
+from krnet.io.places import is_url, place
 from krnet.io.writable import check_name, check_writable
 from krnet.progress import Progress, Watch, closing_watch
 
@@ -74,8 +75,8 @@ def extract(
     labels      one integer per image: list, array, or path to .npy; left out if the batches have them
     out         file to write, NAME.safetensors. It holds the arrays `features` (N, ...) and, if there are labels,
                 `labels` (N,). Until it is complete, NAME.safetensors.partial lies beside it; then it replaces an
-                existing NAME.safetensors. Or a folder of shards, "DIR/": files shard-FIRST-LAST.safetensors, and
-                index.json
+                existing NAME.safetensors. Or a folder of shards, "DIR/" or a URL: files
+                shard-FIRST-LAST.safetensors, and index.json
     batch_size  images that pass through the network at once, by default 256; a DataLoader has its own
     dtype       type of the stored values: float32, float16 or bfloat16
     mean, std   per channel or one number; the network gets (image - mean) / std. uint8 images are divided by 255 first
@@ -90,7 +91,7 @@ def extract(
                 merges the index; the folder can be read when all parts are there
     watch       called with a Progress after each batch; `krnet.show_progress` draws a bar
 
-    Returns the path of the file or folder.
+    Returns the path of the file or folder; a URL as such, which krnet.record takes.
 
     >>> import krnet, torch
     >>> trunk = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, stride=4), torch.nn.ReLU())
@@ -104,8 +105,8 @@ def extract(
     >>> len(krnet.record("shards/", recorder="raw"))
     120
     """
-    path = check_name(out)
     plan = _plan(out, shard_size, first_id, share, resume)
+    path = cast(Path, place(out)) if is_url(out) else check_name(out)
     if plan is None:
         check_destination(path)
     if plan is None and not (resume and path.exists()):
@@ -113,7 +114,8 @@ def extract(
     if not isinstance(trunk, nn.Module):
         raise InputError(f"trunk is of type {type(trunk).__name__}; expected a torch.nn.Module that takes images")
     check_choice("dtype", dtype, DTYPES)
-    refuse_overlap("extract" if plan is None else "extract shards", [path], [images, labels])
+    if not is_url(out):
+        refuse_overlap("extract" if plan is None else "extract shards", [path], [images, labels])
     if plan is None and not resume:
         refuse_foreign(path)
     source = open_batches(images, labels, batch_size=batch_size, key=key)
@@ -133,7 +135,7 @@ def _plan(
 ) -> Plan | None:
     """What to write to a folder of shards; None if `out` is to be one file."""
     if is_folder(out):
-        return Plan(Path(out), parse_size(shard_size, "shard_size"), first_id, share, resume)
+        return Plan(place(out), parse_size(shard_size, "shard_size"), first_id, share, resume)
     given = {"shard_size": shard_size != SHARD_SIZE, "first_id": first_id != 0, "share": tuple(share) != (0, 1)}
     for name in (name for name, is_given in given.items() if is_given):
         raise SettingError(
@@ -146,6 +148,10 @@ def _plan(
 def is_folder(out: AnyPath) -> bool:
     """Whether the name of an output is that of a folder of shards: it ends in a slash, has no ending, or is one."""
     text = os.fspath(out)
+    if is_url(text):
+        if place(text).suffix.lower() == ".safetensors":
+            raise InputError(f"{place(text)}: is the URL of a file; expected that of a folder of shards: s3://bucket/dir/")
+        return True
     suffix = Path(text).suffix.lower()
     return text.endswith(os.sep) or not suffix or (suffix != ".safetensors" and Path(text).is_dir())
 

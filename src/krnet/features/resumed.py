@@ -10,6 +10,7 @@ from torch import Tensor
 
 from krnet.device import dtype_name
 from krnet.errors import DataError, ResumeError
+from krnet.io.places import Place
 
 START_ANEW = "leave out --resume (in Python, resume=True) to start anew"
 # Largest difference between rows of two calls, relative to the largest value: devices differ by about 1e-6 in float32.
@@ -27,7 +28,7 @@ def check_same_work(
             )
 
 
-def check_same_rows(path: Path, before: Tensor, now: Tensor, *, otherwise: str = START_ANEW) -> None:
+def check_same_rows(path: Place, before: Tensor, now: Tensor, *, otherwise: str = START_ANEW) -> None:
     difference = (before.float() - now.float()).abs().max().item()
     limit = TOLERANCES[dtype_name(before.dtype)] * max(before.float().abs().max().item(), 1e-30)
     if not difference <= limit:

@@ -31,6 +31,7 @@ from krnet.errors import FeatureError, InputError, LabelError
 from krnet.features.dtypes import DTYPES, SAFETENSORS_DTYPES
 from krnet.features.file_rows import FileRows, OpenFile, OpenFolder
 from krnet.io.overlap import files_of
+from krnet.io.places import Place, Url, place
 
 NPY_START = b"\x93NUMPY"  # the first bytes of every .npy file
 BLOCK_BYTES = 64 << 20  # read at most this much at a time, since a memory map keeps it resident until it is dropped
@@ -146,11 +147,11 @@ def _check_spec(name: str, full_shape: Sequence[int], dtype: str) -> None:
 
 def open_features(features: Any, *, key: str | None = None) -> FeatureSource:
     """Open features of any supported kind. `key` names the array in a file or mapping that holds several."""
-    if isinstance(features, (str, os.PathLike)):
-        return _open_path(Path(features), key)
+    if isinstance(features, (str, os.PathLike, Url)):
+        return _open_place(place(features), key)
     name = features.name if isinstance(features, FeatureSource) else type(features).__name__
     if hasattr(features, "keys"):
-        return open_features(features[_pick_array(features.keys(), key, name)])
+        return open_features(features[pick_array(features.keys(), key, name)])
     _refuse_key(key, name)
     if isinstance(features, FeatureSource):
         return features
@@ -344,6 +345,14 @@ def _numpy_view(out: torch.Tensor) -> np.ndarray:
 # ------------------------------------------------------------------ files
 
 
+def _open_place(where: Place, key: str | None) -> FeatureSource:
+    if isinstance(where, Url):
+        from krnet.features.remote_arrays import open_remote  # it makes sources of its own
+
+        return open_remote(where, key)
+    return _open_path(where, key)
+
+
 def _open_path(path: Path, key: str | None) -> FeatureSource:
     opener = _opener(path)
     if opener is None:
@@ -388,7 +397,7 @@ def _npz_names(path: Path) -> list[str]:
 def _open_npz(path: Path, key: str | None) -> FeatureSource:
     """Unpack the array to a temporary file, since a compressed one cannot be mapped. The file is deleted at once; its
     memory map stays readable."""
-    name = _pick_array(_npz_names(path), key, path)
+    name = pick_array(_npz_names(path), key, path)
     with zipfile.ZipFile(path) as archive, tempfile.NamedTemporaryFile(suffix=".npy") as unpacked:
         with archive.open(f"{name}.npy") as member:
             shutil.copyfileobj(member, unpacked, 1 << 20)
@@ -403,7 +412,7 @@ def _safetensors_names(path: Path) -> list[str]:
 
 def _open_safetensors(path: Path, key: str | None) -> FeatureSource:
     """safe_open checks the file. We map the rows ourselves: the map of safe_open never releases its pages."""
-    name = _pick_array(_safetensors_names(path), key, path)
+    name = pick_array(_safetensors_names(path), key, path)
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(8), "little")
         entry = json.loads(file.read(header_bytes))[name]
@@ -423,7 +432,7 @@ def _h5_names(path: Path) -> list[str]:
 
 
 def _open_h5(path: Path, key: str | None) -> FeatureSource:
-    name = _pick_array(_h5_names(path), key, path)
+    name = pick_array(_h5_names(path), key, path)
     file = require("h5py", "stores").File(path, "r")  # stays open as long as its dataset is in use
     return _from_slices(file[name], str(path))
 
@@ -442,7 +451,7 @@ def _open_zarr(path: Path, key: str | None) -> FeatureSource:
     if isinstance(opened, zarr.Array):
         _refuse_key(key, path)
         return _from_slices(opened, str(path))
-    return _from_slices(opened[_pick_array(_zarr_names(path), key, path)], str(path))
+    return _from_slices(opened[pick_array(_zarr_names(path), key, path)], str(path))
 
 
 _OPENERS: dict[str, Callable[[Path, str | None], FeatureSource]] = {
@@ -463,7 +472,11 @@ _NAMES: dict[str, Callable[[Path], list[str]]] = {
 }
 
 
-def _names(path: Path) -> list[str]:
+def _names(path: Place) -> list[str]:
+    if isinstance(path, Url):
+        from krnet.features.remote_arrays import remote_names  # it makes sources of its own
+
+        return remote_names(path)
     list_names = _NAMES.get(path.suffix.lower())
     if list_names is None and path.is_dir():
         from krnet.features.shards.source import shard_names  # it makes sources of its own
@@ -472,7 +485,7 @@ def _names(path: Path) -> list[str]:
     return [] if list_names is None else list_names(path)
 
 
-def _pick_array(names: Iterable[str], key: str | None, where: object) -> str:
+def pick_array(names: Iterable[str], key: str | None, where: object) -> str:
     """Name of the array to read: `key` if given, else the only one, else "features"."""
     names = sorted(names)  # zarr lists them in no fixed order; messages should not change
     if key is None and len(names) == 1:
@@ -530,8 +543,8 @@ def _load_labels(path: Path, expected: str) -> np.ndarray:
 
 def has_labels(features: Any) -> bool:
     """Whether a file or mapping holds the arrays `features` and `labels`."""
-    if isinstance(features, (str, os.PathLike)):
-        names = _names(Path(features))
+    if isinstance(features, (str, os.PathLike, Url)):
+        names = _names(place(features))
     else:
         names = list(features.keys()) if hasattr(features, "keys") else []
     return {"features", "labels"} <= set(names)

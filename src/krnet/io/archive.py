@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import torch
 
 from krnet import errors
-from krnet.io.atomic import AnyPath, atomic_write
+from krnet.io.atomic import AnyPath
 from krnet.io.header import (
     DIGEST_BYTES,
     DTYPE_NAMES,
@@ -46,6 +46,7 @@ from krnet.io.header import (
     refuse,
 )
 from krnet.io.memory import MemoryLimit
+from krnet.io.output import output
 from krnet.io.places import Place, Url, place
 from krnet.io.ranged import RangedFile, open_ranged
 from krnet.io.remote_rows import RemoteRows
@@ -72,7 +73,7 @@ class RowStore(TensorStore, Protocol):
 
 
 def write(
-    path: AnyPath,
+    path: AnyPath | Url,
     tensors: Mapping[str, torch.Tensor | MadeRows],
     metadata: Mapping[str, object],
     *,
@@ -85,11 +86,12 @@ def write(
     """
     made_blocks = {name: rows.block_bytes for name, rows in tensors.items() if isinstance(rows, MadeRows)}
     blocks = {**{name: size for name, size in made_blocks.items() if size is not None}, **(blocks or {})}
-    entries = _lay_out(path, tensors, blocks)
+    where = place(path)
+    entries = _lay_out(where, tensors, blocks)
     # Digests have a fixed length, so the header's size is known before they are computed. Each tensor is then copied
     # to the CPU, hashed and written once, and the header is written last.
-    head_bytes = len(encode_head(path, metadata, entries))
-    with atomic_write(path) as file:
+    head_bytes = len(encode_head(where, metadata, entries))
+    with output(where) as file:
         file.seek(head_bytes)
         for name, entry in entries.items():
             digests = []
@@ -97,7 +99,7 @@ def write(
                 file.write(block)
                 digests.append(digest(block))
             entries[name] = replace(entry, digests=tuple(digests))
-        head = encode_head(path, metadata, entries)
+        head = encode_head(where, metadata, entries)
         assert len(head) == head_bytes, f"the header grew from {head_bytes} to {len(head)} bytes"
         file.seek(0)
         file.write(head)
@@ -134,7 +136,7 @@ def file_bytes(tensors: Mapping[str, torch.Tensor | MadeRows], metadata: Mapping
 
 
 def _lay_out(
-    path: AnyPath, tensors: Mapping[str, torch.Tensor | MadeRows], blocks: Mapping[str, int]
+    path: Place | str, tensors: Mapping[str, torch.Tensor | MadeRows], blocks: Mapping[str, int]
 ) -> dict[str, Entry]:
     """Return the entry of each tensor, with its place in the file and empty digests."""
     for name, step in blocks.items():

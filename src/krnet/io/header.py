@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from krnet import errors
-from krnet.io.atomic import AnyPath
 from krnet.io.places import Place
 from krnet.io.ranged import RangedFile
 
@@ -61,7 +60,7 @@ class Entry:
         return index * step, min((index + 1) * step, self.size_bytes)
 
 
-def encode_head(path: AnyPath, metadata: Mapping[str, object], entries: Mapping[str, Entry]) -> bytes:
+def encode_head(path: Place | str, metadata: Mapping[str, object], entries: Mapping[str, Entry]) -> bytes:
     """Return the length bytes and the header; equal content gives equal bytes."""
     table: dict[str, object] = {}
     checksums: dict[str, object] = {}

@@ -31,7 +31,9 @@ class Url:
 
     @property
     def path(self) -> PurePosixPath:
-        return PurePosixPath(unquote(urlsplit(self.text).path))
+        """The names behind the host; in other stores than web servers what stands for a host is a folder, too."""
+        parts = urlsplit(self.text)
+        return PurePosixPath(unquote(parts.path if self.scheme in ("http", "https") else parts.netloc + parts.path))
 
     @property
     def name(self) -> str:

@@ -1,7 +1,7 @@
 """Files behind a URL, read by ranges and never as a whole; written whole.
 
     RemoteFile(url).read(position, size), .read_many([(start, stop), ...])
-    list_names(url), put(url, content)
+    list_names(url), sizes(url, names), put(url, source)
 
 Nothing is kept open: an object can be sent to other processes, and used by many threads. What may be a passing fault of
 the network is tried again.
@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from krnet.config import require
 from krnet.errors import MissingPackageError, StoreError
@@ -23,6 +25,8 @@ HEAD_BYTES = 64 << 10  # fetched at once where less is asked for: most headers e
 AHEAD_BYTES = 4 << 20  # fetched at once by who reads on
 MISSING_STATUS = (404, 410)
 PASSING_STATUS = (408, 425, 429)  # and all from 500 on
+SIZES_AT_ONCE, NUM_THREADS = 256, 16
+_known_hosts = set[str]()  # web servers that have answered a request for a range
 CHECK_CONNECTION = "Check the URL and the connection, and give the same call again"
 
 T = TypeVar("T")
@@ -142,7 +146,8 @@ def _of_network(error: Exception) -> bool:
 def check_ranges(url: Url, size: int) -> None:
     """Refuse an HTTP server that answers any request with the whole file."""
     fs, path = system(url)
-    if url.scheme not in ("http", "https") or size < 2:
+    host = urlsplit(url.text).netloc
+    if url.scheme not in ("http", "https") or size < 2 or host in _known_hosts:
         return
 
     def last_byte() -> bytes:
@@ -161,6 +166,7 @@ def check_ranges(url: Url, size: int) -> None:
             f"{url}: its server sends whole files only; expected one that answers requests for ranges. Download the "
             f"file, or put it on another server"
         )
+    _known_hosts.add(host)
 
 
 def list_names(url: Url) -> dict[str, int | None]:
@@ -178,12 +184,53 @@ def list_names(url: Url) -> dict[str, int | None]:
     return {entry["name"].rstrip("/").rpartition("/")[2]: entry.get("size") for entry in found}
 
 
-def put(url: Url, content: bytes | memoryview) -> None:
-    """Write a file whole. Stores of objects show it when it is complete."""
+def sizes(url: Url, names: Sequence[str]) -> list[int | None]:
+    """The sizes of files of a folder; None for a file that is missing."""
+    listed = {} if url.scheme in ("http", "https") else list_names(url)  # web servers list nothing, or pages to read
+    if listed:
+        return [listed.get(name) for name in names]
+    fs, _ = system(url)
+    found = list[int | None]()
+    for start in range(0, len(names), SIZES_AT_ONCE):
+        part = [system(url / name)[1] for name in names[start : start + SIZES_AT_ONCE]]
+        infos = attempt(url, partial(_infos, fs, part))
+        found += [None if isinstance(info, FileNotFoundError) else info.get("size") for info in infos]
+    return found
+
+
+def _infos(fs: Any, paths: list[str]) -> list[Any]:
+    """What is known of each file; a FileNotFoundError for one that is missing."""
+    found = list[Any]()
+    for answer in map_side_by_side(fs.info, paths):
+        fault = behind(answer) if isinstance(answer, Exception) else None
+        if fault is not None and not isinstance(fault, FileNotFoundError):
+            raise fault
+        found.append(answer)
+    return found
+
+
+def map_side_by_side(call: Callable[[str], Any], arguments: Sequence[str]) -> list[Any]:
+    """call(argument) of each, or the error that it raised, in a few threads."""
+
+    def answer(argument: str) -> Any:
+        try:
+            return call(argument)
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        return list(pool.map(answer, arguments))
+
+
+def put(url: Url, source: str) -> None:
+    """Write a copy of a file of this machine. Stores of objects show it when it is complete."""
     fs, path = system(url)
 
     def send() -> None:
-        fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-        fs.pipe_file(path, bytes(content))
+        try:
+            fs.put_file(source, path)
+        except FileNotFoundError:  # a store with folders
+            fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+            fs.put_file(source, path)
 
     attempt(url, send)

@@ -14,9 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from krnet.errors import InputError, ShardError
-from krnet.features.shards.index import INDEX_NAME, Index, make_index, parse_index
+from krnet.features.shards.index import INDEX_NAME, MAX_INDEX_BYTES, Index, make_index, parse_index
 from krnet.features.shards.shard import REPAIR, Entry, Origin, open_shard, range_of
-from krnet.io.atomic import TEMPORARY_END, atomic_write
+from krnet.io.atomic import TEMPORARY_END
+from krnet.io.folders import list_folder
+from krnet.io.output import output
+from krnet.io.places import Place
+from krnet.io.ranged import open_ranged
 from krnet.io.writable import check_writable
 
 
@@ -30,38 +34,43 @@ class Finished:
     shards: tuple[Entry, ...]
 
 
-def check_folder(folder: Path) -> None:
+def check_folder(folder: Place) -> None:
     """Refuse a folder that cannot be written to, or that holds anything but shards: nothing of ours belongs there."""
-    nearest = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
-    if not nearest.is_dir():
-        raise InputError(f"{nearest}: is no folder; expected a folder for shards, or one to make it in. Choose another")
-    check_writable(nearest / INDEX_NAME)
-    for name in sorted(os.listdir(folder)) if folder.is_dir() else []:
-        if name != INDEX_NAME and range_of(name) is None and not name.endswith(TEMPORARY_END):
+    if isinstance(folder, Path):
+        nearest = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
+        if not nearest.is_dir():
+            raise InputError(
+                f"{nearest}: is no folder; expected a folder for shards, or one to make it in. Choose another"
+            )
+        check_writable(nearest / INDEX_NAME)
+    for name in list_folder(folder):
+        if name not in ("", INDEX_NAME) and range_of(name) is None and not name.endswith(TEMPORARY_END):
             raise InputError(
                 f"{folder}: holds {name!r}, which is no shard of features; expected a new or empty folder, or one of "
                 f"krnet.extract. Choose another folder"
             )
 
 
-def finished(folder: Path) -> Finished:
+def finished(folder: Place) -> Finished:
     """What the shards in a folder say. Those that the index lists, and that are older than it, are not opened again."""
-    index, written_ns = _known(folder)
+    there = list_folder(folder)
+    index = _known(folder) if INDEX_NAME in there else None
     listed = {} if index is None else {entry.name: entry for entry in index.shards}
     origin, runs = (None, set()) if index is None else (index.origin, set(index.runs))
-    found = []
-    for name in names(folder):
-        path, entry = folder / name, listed.get(name)
-        state = path.stat()
-        if entry is None or (state.st_size, state.st_mtime_ns > written_ns) != (entry.size_bytes, False):
-            shard = open_shard(path)
+    entries = []
+    for name, found in there.items():
+        if range_of(name) is None:
+            continue
+        entry = listed.get(name)
+        if entry is None or found.size != entry.size_bytes or found.written_ns > there[INDEX_NAME].written_ns:
+            shard = open_shard(folder / name)
             entry = shard.entry
             origin = shard.origin if origin is None else origin
             runs.add(shard.run)
             if shard.origin != origin:
-                raise ShardError(f"{path}: {difference(origin, shard.origin)} {REPAIR}")
-        found.append(entry)
-    return Finished(origin, frozenset(runs), tuple(found))
+                raise ShardError(f"{folder / name}: {difference(origin, shard.origin)} {REPAIR}")
+        entries.append(entry)
+    return Finished(origin, frozenset(runs), tuple(entries))
 
 
 def difference(before: Origin, now: Origin) -> str:
@@ -75,7 +84,7 @@ def difference(before: Origin, now: Origin) -> str:
     return ""
 
 
-def merge(folder: Path) -> Index | None:
+def merge(folder: Place) -> Index | None:
     """Write the index of all shards that are there; None if there are none.
 
     Another writer may finish a shard, and write an index of its own, meanwhile. So the folder is looked at again
@@ -83,21 +92,15 @@ def merge(folder: Path) -> Index | None:
     """
     while (found := finished(folder)).origin is not None and found.shards:
         index = make_index(folder, found.origin, found.runs, found.shards)
-        with atomic_write(folder / INDEX_NAME) as file:
+        with output(folder / INDEX_NAME) as file:
             file.write(index.to_json().encode())
-        if names(folder) == [entry.name for entry in index.shards]:
+        if [name for name in list_folder(folder) if range_of(name)] == [entry.name for entry in index.shards]:
             return index
     return None
 
 
-def names(folder: Path) -> list[str]:
-    """The files that are called as shards are."""
-    return sorted(name for name in os.listdir(folder) if range_of(name) is not None) if folder.is_dir() else []
-
-
-def _known(folder: Path) -> tuple[Index | None, int]:
-    """The index that is there, and when it was written."""
+def _known(folder: Place) -> Index:
+    """The index that is there."""
     path = folder / INDEX_NAME
-    if not path.exists():
-        return None, 0
-    return parse_index(path, path.read_bytes()), path.stat().st_mtime_ns
+    with open_ranged(path) as file:
+        return parse_index(path, file.read(0, min(file.size, MAX_INDEX_BYTES + 1)))

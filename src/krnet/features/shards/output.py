@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -109,16 +110,21 @@ class ShardOutput:
         rows.wait()
         self._check(rows)
         if self.packer is None:
-            # Made now, and never removed: a writer without work of its own must not take it from under the others.
-            make_folder(self.folder)
             self.origin = origin_of(rows)
-            if self.num_samples is not None:
-                num_missing = sum(end - start for start, end in self.task.todo)
-                check_room(self.folder / INDEX_NAME, num_missing * rows.values[0].nbytes)
+            if isinstance(self.folder, Path):
+                self._make_folder(rows)
             step = self._shard_rows(rows, self.batch_size)
             self.packer = Packer(cut(self.task.todo, step), self._write)
         self.packer.add(rows.first, rows.values, rows.labels)
         self.num_passed = rows.stop
+
+    def _make_folder(self, rows: Rows) -> None:
+        """Made now, and never removed: a writer without work of its own must not take it from under the others."""
+        assert isinstance(self.folder, Path)
+        make_folder(self.folder)
+        if self.num_samples is not None:
+            num_missing = sum(end - start for start, end in self.task.todo)
+            check_room(self.folder / INDEX_NAME, num_missing * rows.values[0].nbytes)
 
     def _check(self, rows: Rows) -> None:
         """Compare with what is there: what made it, and rows that were computed again."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil
-from pathlib import Path
 
 from krnet.config import check_int
 from krnet.errors import InputError, ResumeError, SettingError
@@ -17,6 +16,7 @@ from krnet.features.shards.folder import Finished
 from krnet.features.shards.index import make_index
 from krnet.features.shards.ranges import Range, missing, text
 from krnet.features.shards.shard import MAX_SAMPLES, Entry
+from krnet.io.places import Place
 
 OTHERWISE = "choose another folder, or remove its shards to start anew"
 
@@ -25,7 +25,7 @@ OTHERWISE = "choose another folder, or remove its shards to start anew"
 class Plan:
     """What the caller asks for."""
 
-    folder: Path
+    folder: Place
     shard_bytes: int
     """Size of a shard, at most; a single sample may take more."""
     first_id: int | str = 0

@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeGuard
 
 import torch
@@ -24,7 +23,8 @@ from krnet.errors import RecordingError, ShardError
 from krnet.features.shards.ranges import Range
 from krnet.io import archive
 from krnet.io.header import RESTORE
-from krnet.io.stored_rows import StoredRows, block_rows
+from krnet.io.places import Place
+from krnet.io.stored_rows import Rows, block_rows
 
 KIND = "features"
 REPAIR = "Restore it from a copy; or remove it and extract with --resume, which makes what is missing"
@@ -83,8 +83,8 @@ class Shard:
     origin: Origin
     run: tuple[int, int | None]
     """The call that made it: ID of its first sample, and number of samples; None where that was not known yet."""
-    path: Path
-    features: StoredRows
+    path: Place
+    features: Rows
     kept: archive.Archive
 
     def rows(self, ids: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ def named_errors() -> Iterator[None]:
 
 
 def write_shard(
-    folder: Path,
+    folder: Place,
     first: int,
     features: Tensor,
     labels: Tensor | None,
@@ -126,7 +126,7 @@ def write_shard(
     return Entry(first, num_samples, size_bytes, archive.open_archive(path).checksum)
 
 
-def open_shard(path: Path) -> Shard:
+def open_shard(path: Place) -> Shard:
     """Read the header of a shard; refuse a file that is none."""
     with named_errors():
         kept = archive.open_archive(path)
@@ -148,7 +148,7 @@ def open_shard(path: Path) -> Shard:
             raise ShardError(f"{path}: labels {kept.spec('labels')}; expected {num_samples} of int64. {REPAIR}")
         entry = Entry(first, num_samples, kept.nbytes, kept.checksum)
         origin = Origin(full_shape[1:], dtype_name(dtype), has_labels, made_by)
-        return Shard(entry, origin, (run[0], run[1]), path, StoredRows(kept, "features"), kept)
+        return Shard(entry, origin, (run[0], run[1]), path, kept.stored_rows("features"), kept)
 
 
 def is_run(value: Any) -> TypeGuard[list[Any]]:

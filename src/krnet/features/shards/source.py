@@ -1,6 +1,6 @@
 """A folder of shards as features that are read by sample ID.
 
-    DIR/ -> open_shards -> ShardSource: read(ids (B,)) -> (B, *shape), or labels (B,)
+    DIR/ or URL -> open_shards -> ShardSource: read(ids (B,)) -> (B, *shape), or labels (B,)
 
 Nothing but the index is kept in memory, and a few headers: shards are opened when a sample of theirs is read. The
 values are checked when they are first read, and again if the file has changed since.
@@ -17,9 +17,12 @@ import numpy as np
 import torch
 
 from krnet.errors import FeatureError, ShardError
-from krnet.features.shards.index import INDEX_NAME, Index, parse_index
+from krnet.features.shards.index import INDEX_NAME, MAX_INDEX_BYTES, Index, parse_index
 from krnet.features.shards.shard import REPAIR, Entry, Shard, open_shard
 from krnet.features.source import FeatureSource
+from krnet.io.folders import sizes_of
+from krnet.io.places import Place, Url
+from krnet.io.ranged import open_ranged
 
 MAX_OPEN = 512  # headers kept in memory: about 100 kB each with the default size of a shard
 KEYS = ("features", "labels")
@@ -28,7 +31,7 @@ KEYS = ("features", "labels")
 class ShardSource(FeatureSource):
     """The features, or the labels, of a folder of shards."""
 
-    def __init__(self, folder: Path, index: Index, key: str):
+    def __init__(self, folder: Place, index: Index, key: str):
         num_samples = index.check_complete(folder)
         self.index, self.folder, self.key = index, folder, key
         self._firsts = np.array([entry.first for entry in index.shards])
@@ -40,7 +43,7 @@ class ShardSource(FeatureSource):
 
     @property
     def files(self) -> list[Path]:
-        return [self.folder]
+        return [] if isinstance(self.folder, Url) else [self.folder]
 
     def _features(self, out: torch.Tensor, ids: torch.Tensor) -> None:
         for shard, rows in self._parts(ids):
@@ -66,7 +69,7 @@ class ShardSource(FeatureSource):
 class OpenShards:
     """The shards of an index by their number; the headers of those that were used last are kept."""
 
-    def __init__(self, folder: Path, index: Index):
+    def __init__(self, folder: Place, index: Index):
         self.folder, self.index = folder, index
         self._kept: OrderedDict[int, Shard] = OrderedDict()
         self._lock = threading.Lock()  # fits read in several threads
@@ -95,37 +98,44 @@ class OpenShards:
         return shard
 
 
-def check_inside(path: Path) -> None:
+def check_inside(path: Place) -> None:
     """Refuse a link that leads out of its folder."""
-    if path.is_symlink() and path.resolve().parent != path.parent.resolve():
+    if isinstance(path, Path) and path.is_symlink() and path.resolve().parent != path.parent.resolve():
         raise ShardError(f"{path}: is a link to {path.resolve()}; expected a file. Copy it here, or open that folder")
 
 
-def read_index(folder: Path) -> Index:
+def read_index(folder: Place) -> Index:
     """The index of a folder; all of its shards are there, in the sizes that it says."""
     path = folder / INDEX_NAME
     check_inside(path)
-    if not path.is_file():
-        raise FeatureError(
-            f"{folder}: is a folder without {INDEX_NAME}; expected the shards of krnet.extract, or a .zarr store. "
-            f"Check the path"
-        )
-    index = parse_index(path, path.read_bytes())
-    for entry in index.shards:
-        shard = folder / entry.name
-        size = shard.stat().st_size if shard.is_file() else None
+    index = parse_index(path, _read(path))
+    found = sizes_of(folder, [entry.name for entry in index.shards])
+    for entry, size in zip(index.shards, found, strict=True):
         if size != entry.size_bytes:
-            found = "is missing" if size is None else f"has {size} bytes"
-            raise ShardError(f"{shard}: {found}; expected {entry.size_bytes} bytes, as {path} says. {REPAIR}")
+            what = "is missing" if size is None else f"has {size} bytes"
+            raise ShardError(
+                f"{folder / entry.name}: {what}; expected {entry.size_bytes} bytes, as {path} says. {REPAIR}"
+            )
     return index
 
 
-def shard_names(folder: Path) -> list[str]:
+def _read(path: Place) -> bytes:
+    """The bytes of an index."""
+    expected = "expected the index of shards that krnet.extract writes. Check the path"
+    if isinstance(path, Path) and not path.is_file():
+        raise FeatureError(f"{path.parent}: is a folder without {path.name}; {expected}")
+    with open_ranged(path) as file:
+        if file.size > MAX_INDEX_BYTES:
+            raise ShardError(f"{path}: has {file.size} bytes; expected at most {MAX_INDEX_BYTES}. Check the path")
+        return file.read(0, file.size)
+
+
+def shard_names(folder: Place) -> list[str]:
     """The arrays in a folder of shards."""
     return list(KEYS if read_index(folder).origin.has_labels else KEYS[:1])
 
 
-def open_shards(folder: Path, key: str | None) -> FeatureSource:
+def open_shards(folder: Place, key: str | None) -> FeatureSource:
     """Open a folder of shards; `key` is features, by default, or labels."""
     index = read_index(folder)
     names = KEYS if index.origin.has_labels else KEYS[:1]
