@@ -38,7 +38,7 @@ from krnet.io.overlap import refuse_overlap, same
 from krnet.io.stored_rows import Rows
 from krnet.io.writable import check_writable
 from krnet.progress import Watch, closing_watch
-from krnet.recorders.base import Replayer, check_package, get_recorder, recorder_names, written_by
+from krnet.recorders.base import PROBE_SAMPLES, Replayer, check_package, get_recorder, recorder_names, written_by
 from krnet.recorders.memory import replay_bytes, sample_bytes
 from krnet.recording_data import Loader, RecordingDataset
 from krnet.recording_file import destination
@@ -332,11 +332,13 @@ class Recording:
         self._archive.limit.check(values, f"a few samples of shape {self.shape}")  # some settings follow from the shape
         try:
             num_bytes = replay_bytes(self._recorder, self.shape, len(self), settings)
+            num_multiplications = PROBE_SAMPLES * self._recorder.network_multiplications(self.shape, settings)
         except (InputError, KeyError, TypeError):
             return  # the recorder's `replay` refuses these settings, and says why
         except (RuntimeError, OverflowError) as error:  # torch, of sizes whose product overflows
             raise OversizedRecordingError(f"{self.path}: settings of no possible size ({error}). {RESTORE}") from error
         self._archive.limit.check(num_bytes, "to open it and to replay a few samples")
+        self._archive.limit.check_work(num_multiplications, "to replay a few samples")
 
     def _parse_index(self, which: Any) -> Tensor:
         """Turn any index into IDs 0 .. N-1; negative IDs count from the end."""
