@@ -301,7 +301,7 @@ class Recording:
             values = given.to(self.device).float()
             if not values.isfinite().all():
                 raise not_finite(source.name, given.cpu(), int(ids[0]))
-            result[rows] = replayer.project(values)
+            result[rows] = replayer.show(replayer.code(values))
         return result
 
     @property
