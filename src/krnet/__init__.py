@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from krnet.catalog import list_learners, list_recorders, settings
     from krnet.cli.progress import show_progress
     from krnet.data import protocol
+    from krnet.encoding import encode
     from krnet.features.extract import extract
     from krnet.progress import Progress
     from krnet.recording import Recording
@@ -36,6 +37,7 @@ _HOMES = {
     "Recording": "recording",
     "Run": "run",
     "data": None,
+    "encode": "encoding",
     "extract": "features.extract",
     "invert": "bench.invert",
     "learn": "task_loop",
@@ -57,6 +59,7 @@ __all__ = [
     "RecordingError",
     "Run",
     "data",
+    "encode",
     "errors",
     "extract",
     "invert",

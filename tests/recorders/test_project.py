@@ -106,7 +106,7 @@ def test_where_the_network_refines_only_the_first_samples_others_are_shown_as_ap
 @every_kind
 def test_the_symbols_of_unseen_features_say_all_that_is_shown_of_them(recordings, features, kind):
     recording = recordings[kind]
-    replayer = recording._load()
+    replayer = recording.load()
     symbols = replayer.code(features[FIRST:])
     assert len(symbols) == ALL - FIRST and torch.equal(replayer.show(symbols), recording.project(features[FIRST:]))
     torch.testing.assert_close(replayer.show(symbols[7:9]), replayer.show(symbols)[7:9])

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from krnet.coding.entropy import MAX_SYMBOL, Tables, check_used_up, coder_of, stream_of
+from krnet.coding.entropy import FREQUENCY_BITS, MAX_SYMBOL, Tables, check_used_up, coder_of, stream_of
 
 ESCAPE_FREQUENCY = 16  # of the 2^16 of a table: an escape takes 12 bits, and 16 more for its symbol
 NUM_ESCAPED = 2 * (MAX_SYMBOL + 1)  # different symbols that may follow
@@ -66,6 +66,28 @@ class OpenTables:
             symbols[is_escaped] = coder.decode(self._uniform, num_escaped) - (MAX_SYMBOL + 1)
         check_used_up(coder, stream, num_rows)
         return symbols
+
+    @cached_property
+    def mean_bits(self) -> float:
+        """Bits of a row whose symbols are as frequent as the tables say."""
+        tables = self.tables
+        frequencies = tables.weights + 1.0
+        entropies = np.add.reduceat(frequencies / 2**FREQUENCY_BITS * self._bits, tables.starts)  # (T,)
+        return float(entropies[tables.column].sum())
+
+    def bits(self, symbols: np.ndarray) -> np.ndarray:
+        """(n,): how many bits each row of symbols (n, columns) takes."""
+        first, escape = self._spans
+        index = symbols - first
+        is_escaped = (index < 0) | (index >= escape)
+        index = np.where(is_escaped, escape, index) + self.tables.starts[self.tables.column]
+        found: np.ndarray = self._bits[index].sum(1) + FREQUENCY_BITS * is_escaped.sum(1)
+        return found
+
+    @cached_property
+    def _bits(self) -> np.ndarray:
+        """(sum of sizes,): bits of each symbol; of an escape without the symbol that follows."""
+        return (FREQUENCY_BITS - np.log2(self.tables.weights + 1.0)).astype(np.float32)
 
     @cached_property
     def _spans(self) -> tuple[np.ndarray, np.ndarray]:
