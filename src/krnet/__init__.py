@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from krnet.catalog import list_learners, list_recorders, settings
     from krnet.cli.progress import show_progress
     from krnet.data import protocol
+    from krnet.encoding import encode
     from krnet.features.extract import extract
     from krnet.progress import Progress
     from krnet.recording import Recording
@@ -37,6 +38,7 @@ _HOMES = {
     "Recording": "recording",
     "Run": "run",
     "data": None,
+    "encode": "encoding",
     "extract": "features.extract",
     "invert": "bench.invert",
     "learn": "task_loop",
@@ -59,6 +61,7 @@ __all__ = [
     "RecordingError",
     "Run",
     "data",
+    "encode",
     "errors",
     "extract",
     "invert",

@@ -129,4 +129,7 @@ MaxBytes = Annotated[
         show_default="512MB, or 512 times its size",
     ),
 ]
-RecordingFile = Annotated[Path, typer.Argument(metavar="FILE.krn", help="Recording to read.", show_default=False)]
+RecordingFile = Annotated[
+    Path,
+    typer.Argument(metavar="FILE.krn", help="Recording to read; or a folder of krnet encode.", show_default=False),
+]

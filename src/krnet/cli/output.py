@@ -261,9 +261,24 @@ def info_rows(info: Mapping[str, Any]) -> Rows:
         ("file", f"{megabytes(info['bytes'])}, {ratio_text(info['compression_ratio'])}"),
         ("per sample", f"{info['bytes_per_sample']:,.1f} bytes"),
         ("R2", f"{info['r2']:.4f}"),
+        *(parts_rows(info) if "num_parts" in info else []),
         ("recorder", f"{info['recorder']}: {settings}" if settings else info["recorder"]),
         ("fit", fit_text(info)),
     ]
+
+
+def parts_rows(info: Mapping[str, Any]) -> Rows:
+    """Of a folder of `krnet encode`: how well its parts are coded, beside the samples that the model was fitted to."""
+    worst, misfits = info["worst_part"], info["misfits"]
+    rows = [
+        ("parts", f"{info['num_parts']:,}; the worst is {worst['name']}, R2 {worst['r2']:.4f}"),
+        ("model", f"R2 {info['model_r2']:.4f} on the samples that it was fitted to"),
+    ]
+    if misfits["num_samples"]:
+        ids = ", ".join(map(str, misfits["first_ids"]))
+        more = ", ..." if misfits["num_samples"] > len(misfits["first_ids"]) else ""
+        rows.append(("not fitted", f"{misfits['num_samples']:,} samples, R2 {misfits['r2']:.4f}: IDs {ids}{more}"))
+    return rows
 
 
 def fit_text(info: Mapping[str, Any]) -> str:
@@ -283,6 +298,9 @@ def verify_rows(report: Mapping[str, Any]) -> Rows:
         ("file", megabytes(report["bytes"])),
         ("decoding", probe_text(report["probe_error"])),
     ]
+    if "num_parts" in report:
+        lost = report["model_r2"] - report["coded_r2"]
+        rows += [("coded with", f"R2 {report['coded_r2']:.5f}, {lost:.5f} below the model's"), *parts_rows(report)]
     if report["r2"] is not None:
         same = "the features it was recorded from" if report["same_features"] else "not those it was recorded from"
         rows += [("features", same), ("R2", f"{report['r2']:.5f} (MSE {report['mse']:.3g})")]
