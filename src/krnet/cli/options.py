@@ -136,6 +136,9 @@ MaxBytes = Annotated[
 RecordingFile = Annotated[
     Any,
     typer.Argument(
-        parser=parse_place, metavar="FILE.krn", help="Recording to read: a path or a URL.", show_default=False
+        parser=parse_place,
+        metavar="FILE.krn",
+        help="Recording to read, a path or a URL; or a folder of krnet encode.",
+        show_default=False,
     ),
 ]

@@ -45,6 +45,7 @@ WRITES: Mapping[str, Writes] = {
     "verify": Writes(),
     "extract": Writes(beside=(PARTIAL_ENDING, PARTIAL_RECORD_ENDING)),
     "extract shards": Writes(inside=("index.json", "shard-*.safetensors")),
+    "encode": Writes(inside=("model.krn", "part-*.krn", "manifest.json", ".lock")),
     "learn": Writes(inside=(*RUN_FILES, ".lock", "events.out.tfevents.*")),
     "bench rate": Writes(inside=("rate.json", "rate.png", "features.json", "points", "*.krn", "*.krn.ckpt")),
     "report": Writes(may_lie_in_inputs=True),

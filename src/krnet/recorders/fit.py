@@ -34,6 +34,7 @@ from krnet.features.stats import check_unchanged, denormalise, normalise
 from krnet.nn import layers
 from krnet.nn.muon import Muon
 from krnet.nn.paper_config import DecoderConfig
+from krnet.nn.paper_net import Decoder
 from krnet.progress import Progress
 from krnet.recorders.base import Content, Job, Recorder, Replayer, Stored
 from krnet.recorders.memory import map_numbers
@@ -94,6 +95,21 @@ def decoder_numbers(config: DecoderConfig) -> int:
     """Numbers of the maps of the paper's decoder that exist at once while a sample is replayed."""
     start_area, area = math.prod(config.start_size), config.height * config.width
     return map_numbers(config.d0, config.c0 * start_area, config.c1 * area, config.channels * area)
+
+
+def multiplications(net: nn.Module, area: int) -> int:
+    """Upper bound for one sample: each weight of a convolution meets each of `area` positions, others only one."""
+    return sum(
+        module.weight.numel() * (area if module.weight.ndim > 2 else 1)
+        for module in net.modules()
+        if isinstance(module, nn.Conv1d | nn.Conv2d | nn.ConvTranspose2d | nn.Linear)
+    )
+
+
+def decoder_multiplications(config: DecoderConfig) -> int:
+    """Of the paper's decoder, for one sample."""
+    with torch.device("meta"):
+        return multiplications(Decoder(config, 1), config.height * config.width)
 
 
 def stored_weights(prefix: str, net: nn.Module, dtype: torch.dtype = torch.float32) -> dict[str, Stored]:
