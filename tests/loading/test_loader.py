@@ -82,6 +82,27 @@ def test_few_samples_of_a_large_file_are_shuffled_together(recording, monkeypatc
     assert sorted(chain.from_iterable(ids_of(recording.loader(8, shuffle=True)))) == list(range(N))
 
 
+def test_a_folder_of_parts_is_loaded_as_the_file_that_it_was_made_with(tmp_path):
+    features = torch.randn(600, 3, 2, 2, generator=torch.Generator().manual_seed(0))
+    features[:, 0, 0, 0] = torch.arange(600) / 100
+    labels = torch.arange(600) * 7 % 5
+    krnet.record(features[:300], recorder="raw", out=tmp_path / "model.krn")
+    shards = krnet.extract(torch.nn.Identity(), features, labels, out=tmp_path / "shards", shard_size="20kB")
+    folder = krnet.encode(tmp_path / "model.krn", shards, out=tmp_path / "parts", part_samples=256)
+    assert folder.info()["num_parts"] == 3
+    whole = ids_of(folder.loader(**OPTIONS))
+    assert sorted(chain.from_iterable(whole)) == list(range(600))
+    loader = folder.loader(**OPTIONS, num_workers=2)
+    passes = iter(loader)
+    before = ids_of(next(passes) for _ in range(20))
+    state = loader.state_dict()
+    resumed = krnet.open(tmp_path / "parts").loader(**OPTIONS)
+    resumed.load_state_dict(state)
+    assert before + ids_of(resumed) == whole
+    for found, targets in folder.loader(**OPTIONS):
+        assert torch.equal(targets, labels[(found[:, 0, 0, 0] * 100).round().long()])
+
+
 def test_labels_belong_to_features_and_are_read_once(recording, monkeypatch):
     reads = []
     labels = recording.labels
