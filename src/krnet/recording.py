@@ -8,10 +8,9 @@ rec.loader(256) -> batches on the device
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -35,6 +34,7 @@ from krnet.io import archive
 from krnet.io.atomic import AnyPath, atomic_write
 from krnet.io.header import RESTORE
 from krnet.io.overlap import refuse_overlap, same
+from krnet.io.places import is_url
 from krnet.io.stored_rows import Rows
 from krnet.io.writable import check_writable
 from krnet.progress import Watch, closing_watch
@@ -159,12 +159,12 @@ class Recording:
 
     @property
     def path(self) -> Path:
-        """The file.
+        """The file. Where it was opened by a URL, this is the URL: to be shown, and no Path to work with.
 
         >>> recording.path.name
         'features.krn'
         """
-        return self._archive.path
+        return cast(Path, self._archive.path)
 
     @property
     def max_bytes(self) -> int | None:
@@ -460,8 +460,10 @@ class Recording:
         'copy.krn'
         """
         self._archive.verify()
-        with atomic_write(path) as target, self.path.open("rb") as file:
-            shutil.copyfileobj(file, target)
+        kept = self._archive
+        with atomic_write(path) as target, kept.open() as file:
+            for begin in range(0, kept.nbytes, CHUNK_BYTES):
+                target.write(file.read(begin, min(CHUNK_BYTES, kept.nbytes - begin)))
         return Path(path)
 
     @closing_watch
@@ -502,7 +504,7 @@ class Recording:
         (60, True)
         """
         keeper, path = destination(out)
-        in_place = same(path, self.path)
+        in_place = not is_url(self._archive.path) and same(path, self.path)
         if in_place:
             keeper = self._keep
         refuse_overlap("append", [path], [features, labels])

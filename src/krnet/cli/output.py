@@ -320,9 +320,17 @@ def extract_rows(written: Mapping[str, Any]) -> Rows:
     return [
         ("images", normalisation_text(written)),
         ("features", f"{written['path']}: {samples}"),
-        ("labels", "in the same file" if written["has_labels"] else "none"),
-        ("file", megabytes(written["bytes"])),
+        ("labels", "in the same file" + "s" * ("num_shards" in written) if written["has_labels"] else "none"),
+        *_written_rows(written),
     ]
+
+
+def _written_rows(written: Mapping[str, Any]) -> Rows:
+    """A file; or shards, and which samples other commands still have to write."""
+    if "num_shards" not in written:
+        return [("file", megabytes(written["bytes"]))]
+    rows = [("shards", f"{written['num_shards']:,}, {megabytes(written['bytes'])}")]
+    return [*rows, ("missing", f"samples {written['missing']}")] if written["missing"] else rows
 
 
 def normalisation_text(written: Mapping[str, Any]) -> str:

@@ -45,16 +45,18 @@ from krnet.cli.options import (
 )
 from krnet.cli.output import say
 from krnet.config import parse_counts, parse_duration, parse_ids, parse_shape, parse_sizes, unknown_setting
+from krnet.io.places import parse_place, place
 from krnet.train.config import SCHEDULES, FitConfig
 
 
 def plan(
     features: Annotated[
-        Path | None,
+        Any,
         typer.Argument(
+            parser=parse_place,
             metavar="[FEATURES]",
-            help="Feature maps (N, ...) as .npy .npz .safetensors .h5 .zarr: a sample of them is recorded, to predict "
-            "R2. Give this or --shape.",
+            help="Feature maps (N, ...) as .npy .npz .safetensors .h5 .zarr, or a folder of shards; a path or a URL. A "
+            "sample of them is recorded, to predict R2. Give this or --shape.",
             show_default=False,
         ),
     ] = None,
@@ -157,7 +159,7 @@ def _refuse_others(options: Mapping[str, Any], needed: str) -> None:
             raise typer.BadParameter(f"--{name.replace('_', '-')} applies only to {needed}; leave it out")
 
 
-def _predict(features: Path, options: Mapping[str, Any], as_json: bool, quiet: bool) -> None:
+def _predict(features: Any, options: Mapping[str, Any], as_json: bool, quiet: bool) -> None:
     from krnet.bench.predict import predict
     from krnet.cli.progress import Display
 
@@ -174,10 +176,12 @@ def _predict(features: Path, options: Mapping[str, Any], as_json: bool, quiet: b
 
 def record(
     features: Annotated[
-        Path | None,
+        Any,
         typer.Argument(
+            parser=parse_place,
             metavar="FEATURES",
-            help="Feature maps (N, ...) as .npy .npz .safetensors .h5 .zarr; required.",
+            help="Feature maps (N, ...) as .npy .npz .safetensors .h5 .zarr, or a folder of shards; a path or a URL; "
+            "required.",
             show_default=False,
         ),
     ] = None,
@@ -239,8 +243,9 @@ def record(
         ),
     ] = False,
     start: Annotated[
-        Path | None,
+        Any,
         typer.Option(
+            parser=parse_place,
             metavar="OLD.krn",
             help="Start from an earlier recording, which holds the first samples of FEATURES; krnet, pca, quantized, "
             "transform and pq keep their replays unchanged.",
@@ -358,15 +363,16 @@ def info(path: RecordingFile, max_bytes: MaxBytes = None, as_json: Json = False)
     """
     from krnet import api
 
-    summary = {"path": str(path), **api.open(path, max_bytes=max_bytes).info()}
+    summary = {"path": str(place(path)), **api.open(path, max_bytes=max_bytes).info()}
     output.show(summary, output.info_rows(summary), as_json)
 
 
 def verify(
     path: RecordingFile,
     against: Annotated[
-        Path | None,
+        Any,
         typer.Option(
+            parser=parse_place,
             metavar="FEATURES",
             help="The recorded features, with those of `krnet append` after them: the error of their replays is "
             "measured too.",
@@ -403,6 +409,7 @@ def verify(
         refuse_without_images(pictures=pictures, mean=mean, std=std, set=settings)
     needed = images is None or bool(api.open(path, max_bytes=max_bytes).lacks)
     report = api.verify(path, against, device=device, key=key, trunk=network if needed else None, max_bytes=max_bytes)
+    report["path"] = str(place(path))
     rows = output.verify_rows(report)
     if images is not None:
         real = {"trunk": network} if against is None or needed else {"features": against, "features_key": key}

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from krnet.config import check_int, format_size
 from krnet.errors import OversizedRecordingError
 from krnet.io.atomic import AnyPath
+from krnet.io.places import Place
 
 FREE_BYTES, FILE_FACTOR = 512 << 20, 512
 MULTIPLICATIONS_PER_BYTE = 128  # 69 thousand million for a small file: a second or two of one core
@@ -27,7 +28,7 @@ VALUE_MARKS = (b",", b":", b"[", b"{")  # each value of a JSON text follows one 
 class MemoryLimit:
     """What one file may ask for."""
 
-    path: AnyPath
+    path: Place | AnyPath
     file_bytes: int
     max_bytes: int | None = None
     """The caller's limit in place of the rule."""
