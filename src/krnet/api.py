@@ -293,7 +293,7 @@ def open(
     trunk: nn.Module | None = None,
     max_bytes: int | str | None = None,
 ) -> Recording:
-    """Open a recording: a file or a folder that `krnet.encode` wrote, or the URL of a file, which is read by ranges.
+    """Open a recording: a file, a URL whose content is read by ranges, or a folder that `krnet.encode` wrote.
 
     device     where to replay; None takes the GPU if there is one
     precision  exact (full fp32) or fast (bf16 on a GPU)

@@ -33,11 +33,11 @@ from krnet.recorders.memory import replay_bytes
 # axes of at most 4096, which are).
 WITHIN = {
     "quantized": 80, "pca": 40, "transform": 300, "pq": 60, "compact": 12, "without_axes": 80, "paper": 100,
-    "autoencoder": 100, "images": 40, "rotation": 60, "fp8": 20, "raw": 20,
+    "autoencoder": 100, "images": 40, "residual": 40, "rotation": 60, "fp8": 20, "raw": 20,
 }  # fmt: skip
 BEYOND = {
     "quantized": 1200, "pca": 400, "pq": 300, "compact": 200, "without_axes": 1500, "paper": 800,
-    "autoencoder": 800, "images": 200, "rotation": 1200,
+    "autoencoder": 800, "images": 200, "residual": 400, "rotation": 1200,
 }  # fmt: skip
 PEAK = """
 import ctypes, gc, json, sys
@@ -126,7 +126,8 @@ def test_max_bytes_lowers_the_limit_and_raises_it(tmp_path, name):
 
 @pytest.mark.parametrize("shape", [(8, 4096, 16384), (8, 4, 4, 2**40), (2**62, 2**62), (1, 2**62)])
 @pytest.mark.parametrize(
-    "name", ["without_axes", "compact", "quantized", "pca", "transform", "pq", "paper", "rotation", "fp8", "raw"]
+    "name",
+    ["without_axes", "compact", "quantized", "pca", "transform", "pq", "paper", "residual", "rotation", "fp8", "raw"],
 )
 def test_a_forged_shape_is_refused_by_name(tmp_path, name, shape):
     path = hungry.MAKERS[name](tmp_path / "x.krn", 1)

@@ -6,24 +6,21 @@ FEATURES..., a fitted model -> krnet.encode -> OUT/, its size and its error on s
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from krnet.cli import output
 from krnet.cli.options import Device, Json, Key, MaxBytes, Quiet
 from krnet.cli.output import say
-from krnet.io.places import parse_place
 
 
 def encode(
     features: Annotated[
-        list[Any],
+        list[Path],
         typer.Argument(
-            parser=parse_place,
             metavar="FEATURES...",
-            help="Feature maps (N, ...) as .npy .npz .safetensors .h5 .zarr, or folders of shards; paths or URLs. The "
-            "samples of several follow each other.",
+            help="Feature maps (N, ...) as .npy .npz .safetensors .h5 .zarr; the samples of several follow each other.",
             show_default=False,
         ),
     ],

@@ -78,8 +78,8 @@ NO_TIME_LIMIT = "no limit with --time-budget"  # the default of --iterations whe
 RecorderName = Annotated[
     str | None,
     typer.Option(
-        help="Way to store the features: krnet, paper, autoencoder, pca, transform, quantized, pq, rotation, fp8, "
-        "images or raw.",
+        help="Way to store the features: krnet, paper, autoencoder, pca, transform, quantized, pq, residual, "
+        "local-search, rotation, fp8, images or raw.",
         show_default="krnet; with --preset, paper; with --start, the recorder of OLD.krn",
     ),
 ]
@@ -138,7 +138,7 @@ RecordingFile = Annotated[
     typer.Argument(
         parser=parse_place,
         metavar="FILE.krn",
-        help="Recording to read, a path or a URL; or a folder of krnet encode.",
+        help="Recording to read: a path or a URL; or a folder of krnet encode.",
         show_default=False,
     ),
 ]

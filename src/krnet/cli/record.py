@@ -55,7 +55,7 @@ def plan(
         typer.Argument(
             parser=parse_place,
             metavar="[FEATURES]",
-            help="Feature maps (N, ...) as .npy .npz .safetensors .h5 .zarr, or a folder of shards; a path or a URL: a "
+            help="Feature maps (N, ...) as .npy .npz .safetensors .h5 .zarr, or a folder of shards; a path or a URL. A "
             "sample of them is recorded, to predict R2. Give this or --shape.",
             show_default=False,
         ),
@@ -159,7 +159,7 @@ def _refuse_others(options: Mapping[str, Any], needed: str) -> None:
             raise typer.BadParameter(f"--{name.replace('_', '-')} applies only to {needed}; leave it out")
 
 
-def _predict(features: str | Path, options: Mapping[str, Any], as_json: bool, quiet: bool) -> None:
+def _predict(features: Any, options: Mapping[str, Any], as_json: bool, quiet: bool) -> None:
     from krnet.bench.predict import predict
     from krnet.cli.progress import Display
 

@@ -150,7 +150,9 @@ def is_folder(out: AnyPath) -> bool:
     text = os.fspath(out)
     if is_url(text):
         if place(text).suffix.lower() == ".safetensors":
-            raise InputError(f"{place(text)}: is the URL of a file; expected that of a folder of shards: s3://bucket/dir/")
+            raise InputError(
+                f"{place(text)}: is the URL of a file; expected that of a folder of shards: s3://bucket/dir/"
+            )
         return True
     suffix = Path(text).suffix.lower()
     return text.endswith(os.sep) or not suffix or (suffix != ".safetensors" and Path(text).is_dir())

@@ -1,6 +1,6 @@
 """Rows of features on their way to one file, behind a thread that writes; and the check of a file that is finished.
 
-    begin(source) -> the row to start at; add(rows) ...; finish() -> NAME.safetensors
+begin(source) -> the row to start at; add(rows) ...; finish() -> NAME.safetensors
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What is in a folder, on this machine or behind a URL.
 
-    list_folder(folder) -> {name: Found}
-    sizes_of(folder, names) -> their sizes, None for one that is missing
+list_folder(folder) -> {name: Found}
+sizes_of(folder, names) -> their sizes, None for one that is missing
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A file that is written whole, wherever it goes.
 
-    with output(path or URL) as file: ...   ->  a temporary file on this machine  --rename, or upload-->  the place
+with output(path or URL) as file: ...   ->  a temporary file on this machine  --rename, or upload-->  the place
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A file that is read by ranges, wherever it is.
 
-    open_ranged(path or URL) -> LocalFile or RemoteFile: size, read(position, size)
+open_ranged(path or URL) -> LocalFile or RemoteFile: size, read(position, size)
 """
 
 from __future__ import annotations

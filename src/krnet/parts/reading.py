@@ -15,7 +15,6 @@ from torch import Tensor
 
 from krnet.errors import ChecksumError, RecordingError
 from krnet.io.cache import ByteCache
-from krnet.io.places import Place
 from krnet.parts.manifest import MANIFEST, Manifest
 from krnet.parts.part import REPAIR, Part, open_part
 from krnet.parts.symbols import Coder, SymbolReader
@@ -69,7 +68,7 @@ def open_listed(folder: Path, manifest: Manifest, place: int, max_bytes: int | N
 
 
 @contextmanager
-def naming(path: Place) -> Iterator[None]:
+def naming(path: object) -> Iterator[None]:
     """Errors name the file: what decodes symbols does not know it."""
     try:
         yield

@@ -1,6 +1,6 @@
 """Cut rows that come in order into shards.
 
-    ranges of rows; add(first row, values, labels) ... -> write(first row, values, labels) for each range that is full
+ranges of rows; add(first row, values, labels) ... -> write(first row, values, labels) for each range that is full
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Ranges of samples: what is there, what is missing, and where to cut.
 
-    missing(0, 100, [(20, 40)])    -> (0, 20), (40, 100)
-    cut([(0, 20), (40, 100)], 50)  -> (0, 20), (40, 50), (50, 100)
+missing(0, 100, [(20, 40)])    -> (0, 20), (40, 100)
+cut([(0, 20), (40, 100)], 50)  -> (0, 20), (40, 50), (50, 100)
 """
 
 from __future__ import annotations
