@@ -24,7 +24,7 @@ from krnet.errors import FeatureError, InputError, LabelError, SettingError
 from krnet.features.metrics import Moments, fidelity
 from krnet.features.samples import Samples
 from krnet.features.source import ExtendedSource, FeatureSource, check_labels
-from krnet.features.stats import chain_digests, metric_range, scan
+from krnet.features.stats import chain_digests, scan
 from krnet.io import archive
 from krnet.progress import Watch
 from krnet.recorders.base import (
@@ -38,7 +38,17 @@ from krnet.recorders.base import (
     overhead_bytes,
     recorder_names,
 )
-from krnet.recording_file import Decode, FileContents, check_same_features, check_size, file_contents, fit, read_parts
+from krnet.recording_file import (
+    Decode,
+    FileContents,
+    channel_range,
+    check_same_features,
+    check_size,
+    file_contents,
+    fit,
+    read_parts,
+    replays_of,
+)
 from krnet.train.config import FitConfig
 
 SURE_R2 = 1 - 1e-9  # up to this R2, the old features' variance is mse / (1 - r2); above it, their replays' is used
@@ -119,8 +129,8 @@ def _job(recorder: Recorder, start: Earlier, metadata: Mapping[str, Any], added:
     _check(recorder, start, metadata, added)
     new_labels = check_labels(added.labels, len(new))
     labels = None if start.labels is None or new_labels is None else torch.cat([start.labels, new_labels])
-    replays = _replays(start.replay, f"replays of {start.path}", len(start), start.shape)
-    low, high = metric_range(start.tensor("low"), start.tensor("high"))
+    replays = replays_of(start.replay, f"replays of {start.path}", len(start), start.shape)
+    low, high = channel_range(start)
     # Fitted as the recording was, for as long, unless the caller says otherwise.
     kept = {name: value for name, value in metadata["fit"].items() if name in FIT_NAMES}
     given = {name: value for name, value in settings.items() if name in FIT_NAMES}
@@ -185,7 +195,7 @@ def _describe_features(job: Job, decode: Decode, metadata: Mapping[str, Any]) ->
     measured = fidelity(decode_new, source.new, job.stats, job.watch)
     check_same_features(source.new, job.stats, measured)
     # Means are those of replays, for old and new samples alike: what a recorder shifts, it shifts in both.
-    new_replays = _replays(decode_new, source.new.name, len(source.new), source.shape)
+    new_replays = replays_of(decode_new, source.new.name, len(source.new), source.shape)
     replays = [replace(scan(part), low=job.stats.low, high=job.stats.high) for part in (source.held, new_replays)]
     means = [float(stats.normalised_mean.mean()) for stats in replays]
     held_variance = stated["mse"] / (1 - stated["r2"]) if stated["r2"] <= SURE_R2 else replays[0].variance
@@ -204,12 +214,3 @@ def _describe_features(job: Job, decode: Decode, metadata: Mapping[str, Any]) ->
         "metrics": metrics,
         "parts": [*parts, len(source.new)],
     }
-
-
-def _replays(decode: Decode, name: str, num_samples: int, shape: tuple[int, ...]) -> FeatureSource:
-    """Replays as a source of features."""
-
-    def fill(out: Tensor, ids: Tensor) -> None:
-        out.copy_(decode(ids))
-
-    return FeatureSource(name, (num_samples, *shape), "float32", fill)

@@ -8,10 +8,9 @@ rec.loader(256) -> batches on the device
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -35,13 +34,15 @@ from krnet.io import archive
 from krnet.io.atomic import AnyPath, atomic_write
 from krnet.io.header import RESTORE
 from krnet.io.overlap import refuse_overlap, same
+from krnet.io.places import is_url
 from krnet.io.stored_rows import Rows
 from krnet.io.writable import check_writable
+from krnet.loading.loader import Loader
 from krnet.progress import Watch, closing_watch
-from krnet.recorders.base import Replayer, check_package, get_recorder, recorder_names, written_by
+from krnet.recorders.base import PROBE_SAMPLES, Replayer, check_package, get_recorder, recorder_names, written_by
 from krnet.recorders.memory import replay_bytes, sample_bytes
-from krnet.recording_data import Loader, RecordingDataset
-from krnet.recording_file import destination
+from krnet.recording_data import RecordingDataset
+from krnet.recording_file import check_probe, destination
 
 PRECISIONS = ("exact", "fast")
 NUMBER = (int, float)
@@ -92,11 +93,13 @@ class Recording:
             raise InputError(f"{kept.path}: a trunk is given, and recorder {self.recorder} needs none; leave it out")
         self._trunk = trunk
         _check_fields(kept)
-        self._samples = Samples.recall(kept.metadata, kept.nbytes, self._read_labels, kept.path, kept.limit)
+        self._samples = self._read_samples()
         self._replayer: Replayer | None = None
 
-    def _read_labels(self) -> Tensor | None:
-        return self._archive.tensor(LABELS) if LABELS in self._archive.names else None
+    def _read_samples(self) -> Samples:
+        kept = self._archive
+        read_labels = lambda: kept.tensor(LABELS) if LABELS in kept.names else None  # noqa: E731
+        return Samples.recall(kept.metadata, kept.nbytes, read_labels, kept.path, kept.limit)
 
     def __getstate__(self) -> dict[str, Any]:
         # Workers read the tensors from the file: that is cheaper than to send them, and sends nothing on a GPU.
@@ -138,6 +141,15 @@ class Recording:
         """
         return dict(self._archive.metadata["settings"])
 
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the file says of itself: docs/format.md lists it.
+
+        >>> recording.metadata["num_samples"], recording.metadata["feature_dtype"]
+        (40, 'float32')
+        """
+        return dict(self._archive.metadata)
+
     def tensor(self, name: str, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """Read and check a stored tensor, for recorders that start from this recording.
 
@@ -148,12 +160,12 @@ class Recording:
 
     @property
     def path(self) -> Path:
-        """The file.
+        """The file. Where it was opened by a URL, this is the URL: to be shown, and no Path to work with.
 
         >>> recording.path.name
         'features.krn'
         """
-        return self._archive.path
+        return cast(Path, self._archive.path)
 
     @property
     def max_bytes(self) -> int | None:
@@ -200,6 +212,15 @@ class Recording:
         """
         labels = self._samples.labels
         return None if labels is None else labels.clone()
+
+    @property
+    def num_classes(self) -> int | None:
+        """Number of different labels; None if there are none.
+
+        >>> recording.num_classes
+        4
+        """
+        return None if self._samples.labels is None else len(self._archive.metadata["classes"])
 
     def rows(self, name: str, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Rows:
         """Read a stored tensor in parts, for recorders that start from this recording.
@@ -261,7 +282,7 @@ class Recording:
         precision = precision or self.precision
         check_choice("precision", precision, PRECISIONS)
         step = self._chunk_samples
-        replayer = self._load()  # first, because it refuses a shape that the file is too small for
+        replayer = self.load()  # first, because it refuses a shape that the file is too small for
         result = torch.empty((len(ids), *self.shape), device=self.device)
         for start in range(0, len(ids), step):
             result[start : start + step] = replayer.decode(ids[start : start + step], fast=precision == "fast")
@@ -292,7 +313,7 @@ class Recording:
             raise FeatureError(
                 f"{source.name}: samples of {source.shape}; {self.path} holds samples of {self.shape}. Give such ones"
             )
-        replayer = self._load()
+        replayer = self.load()
         result = torch.empty((len(source), *self.shape), device=self.device)
         for ids in torch.arange(len(source)).split(step):
             # A tensor is read where it is: one on a GPU does not travel to the CPU and back.
@@ -301,7 +322,7 @@ class Recording:
             values = given.to(self.device).float()
             if not values.isfinite().all():
                 raise not_finite(source.name, given.cpu(), int(ids[0]))
-            result[rows] = replayer.project(values)
+            result[rows] = replayer.show(replayer.code(values))
         return result
 
     @property
@@ -309,8 +330,13 @@ class Recording:
         """Number of samples that are decoded at once."""
         return max(1, min(4096, CHUNK_BYTES // (4 * max(1, torch.Size(self.shape).numel()))))
 
-    def _load(self) -> Replayer:
-        """Return the replayer; read the tensors at the first call."""
+    def load(self) -> Replayer:
+        """Return what decodes samples, codes unseen ones and shows their symbols; tensors are read at the first call.
+
+        >>> symbols = recording.load().code(torch.rand(8, 4, 3, 3))
+        >>> symbols.shape, recording.load().show(symbols).shape
+        (torch.Size([8, 36]), torch.Size([8, 4, 3, 3]))
+        """
         if self._replayer is None:
             settings = self._archive.metadata["settings"]
             self._check_size(settings)
@@ -332,11 +358,13 @@ class Recording:
         self._archive.limit.check(values, f"a few samples of shape {self.shape}")  # some settings follow from the shape
         try:
             num_bytes = replay_bytes(self._recorder, self.shape, len(self), settings)
+            num_multiplications = PROBE_SAMPLES * self._recorder.network_multiplications(self.shape, settings)
         except (InputError, KeyError, TypeError):
             return  # the recorder's `replay` refuses these settings, and says why
         except (RuntimeError, OverflowError) as error:  # torch, of sizes whose product overflows
             raise OversizedRecordingError(f"{self.path}: settings of no possible size ({error}). {RESTORE}") from error
         self._archive.limit.check(num_bytes, "to open it and to replay a few samples")
+        self._archive.limit.check_work(num_multiplications, "to replay a few samples")
 
     def _parse_index(self, which: Any) -> Tensor:
         """Turn any index into IDs 0 .. N-1; negative IDs count from the end."""
@@ -389,7 +417,7 @@ class Recording:
             "fit_seconds": metadata["times"]["fit_seconds"],
             "feature_bytes": metadata["feature_bytes"],
             "compression_ratio": metadata["feature_bytes"] / self.nbytes,
-            "num_classes": None if self._samples.labels is None else len(metadata["classes"]),
+            "num_classes": self.num_classes,
             "iterations": metadata["iterations"],
             "stopped_by": metadata["stopped_by"],
             "fast_extra_mse": self._fast_extra_mse(),
@@ -411,6 +439,21 @@ class Recording:
         exact, fast = (normalise(self.replay(ids, p), low, high, clamp=False) for p in PRECISIONS)
         return (exact - fast).square().mean().item()
 
+    def check(self) -> dict[str, Any]:
+        """Check every byte, and decode a few samples that the file holds as they were decoded when it was written.
+
+        `krnet.verify` calls it. `probe_error` is the largest difference; None where a trunk is missing.
+
+        >>> recording.check()
+        {'tensors': 12, 'probe_error': 0.0}
+        """
+        kept = archive.open_archive(self._archive.path, self.max_bytes)
+        kept.verify()
+        if not self.lacks:
+            return {"tensors": len(kept.names), "probe_error": check_probe(kept, self.replay)}
+        self.replay([])  # checks settings and tensors, and decodes nothing
+        return {"tensors": len(kept.names), "probe_error": None}
+
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Check the whole file and copy it.
 
@@ -418,8 +461,10 @@ class Recording:
         'copy.krn'
         """
         self._archive.verify()
-        with atomic_write(path) as target, self.path.open("rb") as file:
-            shutil.copyfileobj(file, target)
+        kept = self._archive
+        with atomic_write(path) as target, kept.open() as file:
+            for begin in range(0, kept.nbytes, CHUNK_BYTES):
+                target.write(file.read(begin, min(CHUNK_BYTES, kept.nbytes - begin)))
         return Path(path)
 
     @closing_watch
@@ -460,7 +505,7 @@ class Recording:
         (60, True)
         """
         keeper, path = destination(out)
-        in_place = same(path, self.path)
+        in_place = not is_url(self._archive.path) and same(path, self.path)
         if in_place:
             keeper = self._keep
         refuse_overlap("append", [path], [features, labels])
@@ -487,15 +532,40 @@ class Recording:
         """
         return RecordingDataset(self)
 
-    def loader(self, batch_size: int, shuffle: bool = False, seed: int = 0) -> Loader:
+    def loader(
+        self,
+        batch_size: int,
+        shuffle: bool = False,
+        seed: int = 0,
+        *,
+        drop_last: bool = False,
+        buffer: int | None = None,
+        prefetch: int = 1,
+        num_workers: int = 0,
+        share: tuple[int, int] = (0, 1),
+    ) -> Loader:
         """Return an iterable of batches (features, labels) on the recording's device.
 
-        Each pass has another shuffled order; the orders depend on `seed` only.
+        Each pass has another shuffled order; the orders depend on `seed` only. `loader.state_dict()` says where a pass
+        is, and `load_state_dict` takes it up there, after the last batch that was handed out; `set_epoch(n)` begins
+        pass n.
+
+        batch_size   samples of a batch; with a share, of all processes together
+        drop_last    leave out the last batch of a pass if it is not full
+        buffer       samples that are shuffled together. By default all of them if the file has at most 1 GB, else as
+                     many as 1 GB of it holds: IDs are cut into ranges, of which a few in random order are shuffled
+                     together, so that only those have to be at hand
+        prefetch     batches that are made ahead of time, on a GPU or by each worker
+        num_workers  processes that decode on the CPU; the order is the same for any number. 0: decode on the device
+        share        (k, n): take every n-th sample of each batch, from the k-th on: one of n training processes
 
         >>> [len(labels) for features, labels in recording.loader(16, shuffle=True)]
         [16, 16, 8]
         """
-        return Loader(self, batch_size, shuffle, seed)
+        return Loader(
+            self, batch_size, shuffle, seed, drop_last=drop_last, buffer=buffer, prefetch=prefetch,
+            num_workers=num_workers, share=share,
+        )  # fmt: skip
 
 
 def _check_fields(opened: archive.Archive) -> None:

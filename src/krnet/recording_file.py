@@ -24,14 +24,16 @@ from krnet.errors import (
     ChangedFeaturesError,
     FeatureError,
     InputError,
+    MissingTensorError,
     NonFiniteLossError,
     NotARecordingError,
+    ProbeError,
     ResumeError,
 )
 from krnet.features.metrics import Fidelity, fidelity
 from krnet.features.samples import Samples
 from krnet.features.source import FeatureSource
-from krnet.features.stats import FeatureStats, changed, check_unchanged, normalise
+from krnet.features.stats import FeatureStats, changed, check_unchanged, metric_range, normalise, scan
 from krnet.io import archive
 from krnet.io.atomic import AnyPath
 from krnet.io.header import RESTORE
@@ -43,6 +45,7 @@ from krnet.recorders.base import PROBE_SAMPLES, PROBE_VALUES, Content, Earlier, 
 
 REPLACE = "leave out --resume (in Python, resume=True) to replace it"
 NO_LABELS = torch.zeros(0)
+PROBE_TOLERANCE = 1e-4  # relative to the largest value; devices and thread counts differ by about 1e-6
 MAX_MSE = 2.0**62  # a header holds no larger number (recording.py)
 
 Decode = Callable[[Tensor], Tensor]  # IDs (B,) -> features (B, *shape)
@@ -237,3 +240,38 @@ def probe_values(decoded: Tensor) -> Tensor:
     """Return up to PROBE_VALUES evenly spaced values of each sample: (P, *shape) -> (P, V)."""
     flat = decoded.reshape(len(decoded), -1)
     return flat[:, torch.linspace(0, flat.shape[1] - 1, PROBE_VALUES).round().long().unique()].contiguous()
+
+
+def replays_of(decode: Decode, name: str, num_samples: int, shape: tuple[int, ...]) -> FeatureSource:
+    """Replays as a source of features."""
+
+    def fill(out: Tensor, ids: Tensor) -> None:
+        out.copy_(decode(ids))
+
+    return FeatureSource(name, (num_samples, *shape), "float32", fill)
+
+
+def channel_range(recording: Earlier) -> tuple[Tensor, Tensor]:
+    """Low and high of each channel, by which errors of samples are normalised that were not recorded at first."""
+    try:
+        return metric_range(recording.tensor("low"), recording.tensor("high"))
+    except MissingTensorError:  # raw values need no range: it is that of the replays
+        found = scan(replays_of(recording.replay, str(recording.path), len(recording), recording.shape))
+        return metric_range(found.low, found.high)
+
+
+def check_probe(kept: archive.Archive, replay: Decode) -> float:
+    """The largest difference of the decoded probe from the stored one; refused above PROBE_TOLERANCE."""
+    ids = kept.tensor("probe.ids", dtype=torch.int64)
+    if ids.dim() != 1 or not len(ids):
+        raise ProbeError(f"{kept.path}: probe samples of shape {tuple(ids.shape)}; expected a few. Record again")
+    found = probe_values(replay(ids)).cpu()  # (P, V)
+    expected = kept.tensor("probe.values", shape=found.shape, dtype=torch.float32)
+    difference = (found - expected).abs().max().item()
+    limit = PROBE_TOLERANCE * max(expected.abs().max().item(), torch.finfo(torch.float32).tiny)
+    if not difference <= limit:
+        raise ProbeError(
+            f"{kept.path}: decoded probe samples differ by {difference:.3g} from those decoded when it was written; "
+            f"expected at most {limit:.3g}. Try another device or torch version, and record again if that fails too"
+        )
+    return difference

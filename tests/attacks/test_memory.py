@@ -11,6 +11,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 
 import hungry
@@ -24,8 +25,9 @@ from forge import read_header, rewrite_header_text
 from krnet.data import cifar100, folder
 from krnet.errors import DataError, OversizedRecordingError, RecordingError
 from krnet.io import archive
-from krnet.io.memory import FILE_FACTOR, FREE_BYTES, FREE_HEADER_BYTES
-from krnet.recorders.base import get_recorder, written_by
+from krnet.io.memory import FILE_FACTOR, FREE_BYTES, FREE_HEADER_BYTES, MULTIPLICATIONS_PER_BYTE
+from krnet.nn.sizing import preset_config
+from krnet.recorders.base import PROBE_SAMPLES, get_recorder, written_by
 from krnet.recorders.memory import replay_bytes
 from packages import if_usable
 
@@ -143,6 +145,17 @@ def test_a_forged_shape_is_refused_by_name(tmp_path, name, shape):
     archive.write(path, tensors, kept.metadata | {"shape": list(shape)})
     with pytest.raises(RecordingError, match=r"x\.krn"):
         krnet.open(path)[0]
+
+
+def test_a_network_that_would_work_for_long_in_little_memory_is_refused(tmp_path):
+    path = hungry.compact(tmp_path / "long.krn", 43)  # 344 channels at 256 x 128 positions
+    recording = krnet.open(path)
+    with pytest.raises(OversizedRecordingError, match=r"multiplications; expected at most .*--max-bytes \d+"):
+        recording[0]
+    widest = get_recorder("paper").network_multiplications(
+        (256, 14, 14), asdict(preset_config((256, 14, 14), "imagenet-published"))
+    )
+    assert 4 * PROBE_SAMPLES * widest < MULTIPLICATIONS_PER_BYTE * FREE_BYTES  # the paper's widest is below
 
 
 def test_labels_of_millions_of_samples_in_a_small_file_are_refused(tmp_path):

@@ -104,6 +104,19 @@ def test_where_the_network_refines_only_the_first_samples_others_are_shown_as_ap
 
 
 @every_kind
+def test_the_symbols_of_unseen_features_say_all_that_is_shown_of_them(recordings, features, kind):
+    recording = recordings[kind]
+    replayer = recording.load()
+    symbols = replayer.code(features[FIRST:])
+    assert len(symbols) == ALL - FIRST and torch.equal(replayer.show(symbols), recording.project(features[FIRST:]))
+    torch.testing.assert_close(replayer.show(symbols[7:9]), replayer.show(symbols)[7:9])
+    if replayer.tables is None:
+        assert symbols.dtype == recording.rows("values").dtype
+    else:
+        assert symbols.dtype == torch.int32 and symbols.shape[1:] == replayer.tables.column.shape
+
+
+@every_kind
 def test_a_batch_is_projected_as_its_parts_are_and_nothing_is_written(recordings, features, kind):
     recording, unseen = recordings[kind], features[FIRST:]
     before = recording.path.read_bytes()

@@ -1,6 +1,6 @@
 """The entry point of the command line: collect the commands, and turn errors into exit codes.
 
-    plan, extract -> record -> info, verify, replay   record.py; extract.py, append.py
+    plan, extract -> record, encode -> info, verify, replay   record.py; extract.py, append.py, encode.py
     learn, demo, bench                                learn.py, demo.py, bench.py
     reproduce, report                                 reproduce.py, report.py
 
@@ -27,6 +27,7 @@ from typer.core import TyperGroup
 from krnet.cli.append import append
 from krnet.cli.bench import bench
 from krnet.cli.demo import demo
+from krnet.cli.encode import encode
 from krnet.cli.extract import extract
 from krnet.cli.learn import learn
 from krnet.cli.output import say
@@ -149,6 +150,7 @@ app.command(short_help="Predict the size of a recording.")(plan)
 app.command(short_help="Write the features that a network makes of images.")(extract)
 app.command(short_help="Write features to a recording file.")(record)
 app.command(short_help="Add samples to a recording.")(append)
+app.command(short_help="Code samples with a fitted model, into a folder of parts.")(encode)
 app.command(short_help="Show what a recording holds, its size and its error.")(info)
 app.command(short_help="Check a recording byte by byte, or against its features.")(verify)
 app.command(short_help="Write samples of a recording to a .npy file.")(replay)

@@ -17,6 +17,7 @@ import typer
 
 from krnet.config import describe, parse_setting, parse_size
 from krnet.errors import SettingError
+from krnet.io.places import parse_place
 from krnet.nn.paper_config import PRESETS
 from krnet.train.config import FitConfig
 
@@ -115,9 +116,12 @@ Trunk = Annotated[
     ),
 ]
 FeaturesFile = Annotated[
-    Path,
+    Any,
     typer.Argument(
-        metavar="FEATURES", help="Feature maps (N, ...) as .npy .npz .safetensors .h5 .zarr.", show_default=False
+        parser=parse_place,
+        metavar="FEATURES",
+        help="Feature maps (N, ...) as .npy .npz .safetensors .h5 .zarr, or a folder of shards; a path or a URL.",
+        show_default=False,
     ),
 ]
 MaxBytes = Annotated[
@@ -129,4 +133,12 @@ MaxBytes = Annotated[
         show_default="512MB, or 512 times its size",
     ),
 ]
-RecordingFile = Annotated[Path, typer.Argument(metavar="FILE.krn", help="Recording to read.", show_default=False)]
+RecordingFile = Annotated[
+    Any,
+    typer.Argument(
+        parser=parse_place,
+        metavar="FILE.krn",
+        help="Recording to read: a path or a URL; or a folder of krnet encode.",
+        show_default=False,
+    ),
+]

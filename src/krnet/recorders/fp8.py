@@ -68,13 +68,16 @@ class FP8Replayer(Replayer):
         self.values, self.floats, self.device = values, floats, device
 
     def decode(self, ids: Tensor, *, fast: bool = False) -> Tensor:
-        found = self.floats.decode(self.values.take(ids).to(self.device))
+        return self.show(self.values.take(ids).to(self.device))
+
+    def code(self, features: Tensor, *, moves: int | None = None) -> Tensor:
+        return self.floats.encode(features)
+
+    def show(self, symbols: Tensor) -> Tensor:
+        found = self.floats.decode(symbols)
         if not found.isfinite().all():
             raise NotARecordingError(f"values that are not finite, as no recorded ones are. {RESTORE}")
         return found
-
-    def project(self, features: Tensor) -> Tensor:
-        return self.floats.decode(self.floats.encode(features))
 
 
 @register
