@@ -10,6 +10,7 @@ for the R2 of the best rival.
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -45,6 +46,7 @@ def curves_of(entries: Sequence[Entry]) -> dict[str, dict[str, Points]]:
     for entry in entries:
         size, metrics = entry.row["settings"].get("bits_per_value"), entry.row["metrics"]
         recorder, _, name = entry.line.partition(", ")
+        name = re.sub("^zoo-(full|small)-", "", name)
         if size is not None and not metrics["over_budget"]:
             found.setdefault(name, {}).setdefault(recorder, {}).setdefault(size, []).append(metrics)
     mean = statistics.mean
