@@ -7,7 +7,8 @@ config classes, recipes, results/ledger.jsonl, results/paper.csv
     python tools/fill_docs.py --check    # writes nothing; exit code 1 and the file's name if a block is out of date
 
 A block `recipe NAME KIND` holds a table of `krnet.report.tables` with the newest row of each run and seed of a recipe:
-summary, curves or rate. Other tables find their rows by recipe and settings, and of equal ones show the newest.
+summary, curves, rate, rivals or compared. Other tables find their rows by recipe and settings, and of equal ones show
+the newest.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from krnet.recorders.base import get_recorder, recorder_names
 from krnet.report import tables
 from krnet.report.figure import Entry
 from krnet.report.published import read_published
+from krnet.report.rivals import rivals
 from krnet.report.tables import markdown as table
 from krnet.report.tables import percent, rounded
 from krnet.reproduce.compare import Comparison, compare, entries
@@ -41,6 +43,7 @@ from krnet.train.config import FitConfig
 ROOT = Path(__file__).resolve().parent.parent
 LEDGER = ROOT / "results" / "ledger.jsonl"
 BLOCK = re.compile(r"(<!-- generated: ([\w -]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+MAX_NAMED = 40  # runs that are not done; of more, their number
 Row = dict[str, Any]
 
 
@@ -115,7 +118,8 @@ def recipe_block(name: str, kind: str) -> str:
         return f"{recipe.title}: not run yet. {command}"
     parts = [f"{command}: {recipe.title}.", recipe_table(recipe, kind, shown)]
     if lacking:
-        parts.append(f"Not run yet: {'; '.join(lacking)}.")
+        few = len(lacking) <= MAX_NAMED
+        parts.append(f"Not run yet: {'; '.join(lacking) if few else f'{len(lacking)} of {len(recipe.runs)} runs'}.")
     return "\n\n".join(parts)
 
 
@@ -123,6 +127,8 @@ def recipe_table(recipe: Recipe, kind: str, shown: Sequence[Entry]) -> str:
     paper = [number for number in read_published() if number.recipe == recipe.name]
     if kind == "rate":
         return tables.rate(shown)
+    if kind == "rivals":
+        return rivals(shown)
     if kind == "compared":
         return compared_table(compare(recipe, [entry.row for entry in shown], paper))
     return {"summary": tables.learn_summary, "curves": tables.learn_curves}[kind](shown, paper)

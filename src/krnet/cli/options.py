@@ -79,7 +79,7 @@ RecorderName = Annotated[
     str | None,
     typer.Option(
         help="Way to store the features: krnet, paper, autoencoder, pca, transform, quantized, pq, residual, "
-        "local-search, rotation, fp8, images or raw.",
+        "local-search, rotation, zfp, fp8, images, raw or zstd.",
         show_default="krnet; with --preset, paper; with --start, the recorder of OLD.krn",
     ),
 ]
