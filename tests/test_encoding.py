@@ -210,9 +210,9 @@ def test_features_and_the_coded_samples_of_one_part_are_all_that_is_in_memory(mo
     monkeypatch.setattr(
         FeatureSource, "read", lambda self, ids, **m: (largest.append(len(ids)), read(self, ids, **m))[1]
     )
-    monkeypatch.setattr(coding, "CHUNK_BYTES", 40 * 4 * 216)
+    monkeypatch.setattr(coding, "CHUNK_BYTES", 20 * 4 * 216)
     krnet.encode(models("pca"), unseen(maps)[0], out=tmp_path / "out", part_samples=STEP)
-    assert max(largest) == 32  # whole blocks of 16
+    assert max(largest) == 16  # whole blocks of 16
 
 
 def test_other_shapes_recorders_and_values_are_refused(models, maps, tmp_path):
