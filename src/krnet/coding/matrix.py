@@ -321,25 +321,25 @@ class MatrixReader:
 
         A symbol that a column's table lacks is decoded to the middle of its bin.
         """
-        radius, values, offsets = self._spread_values
-        numbers = values.take((symbols.clamp(-radius, radius) + offsets).long())
-        beyond = symbols.abs() > radius
-        return torch.where(beyond, self._middles(symbols), numbers) if beyond.any() else numbers
-
-    def _middles(self, symbols: Tensor) -> Tensor:
-        return (symbols + symbols.sign() * (self.config.dead_zone - 0.5)) * self.config.step
+        first, last = self._spans
+        index = symbols - first
+        known = index.clamp(min=0).minimum(last)
+        numbers = self.values.take((known + self.starts).long())
+        lacking = known != index
+        if not lacking.any():
+            return numbers
+        middles = (symbols + symbols.sign() * (self.config.dead_zone - 0.5)) * self.config.step
+        return torch.where(lacking, middles, numbers)
 
     @cached_property
-    def _spread_values(self) -> tuple[int, Tensor, Tensor]:
-        """The largest symbol; numbers of -radius .. radius, table after table; the place of 0 for each column."""
+    def _spans(self) -> tuple[Tensor, Tensor]:
+        """(columns,) int32: the lowest symbol of each column's table, and the index of its highest."""
         tables = self.blocks.tables
-        radius = tables.radius
-        symbols = torch.arange(-radius, radius + 1, device=self.device)
-        values = self._middles(symbols).repeat(len(tables.sizes), 1)
-        for row, first, size, start in zip(values, *(a.tolist() for a in (tables.first, tables.sizes, tables.starts))):
-            row[first + radius : first + radius + size] = self.values[start : start + size]
-        offsets = torch.from_numpy(tables.column.astype(np.int64) * (2 * radius + 1) + radius)
-        return radius, values.flatten(), offsets.to(self.device)
+        first, sizes = (
+            torch.from_numpy(array[tables.column].astype(np.int32)).to(self.device)
+            for array in (tables.first, tables.sizes)
+        )
+        return first, sizes - 1
 
     def _index(self, rows: np.ndarray) -> np.ndarray:
         """rows (n,) -> (n, columns): the index of each symbol in its table."""
