@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from krnet.api import open, record, verify
     from krnet.bench.invert import invert
     from krnet.bench.plan import plan
+    from krnet.bench.predict import predict
     from krnet.catalog import list_learners, list_recorders, settings
     from krnet.cli.progress import show_progress
     from krnet.data import protocol
@@ -46,6 +47,7 @@ _HOMES = {
     "load_run": "run",
     "open": "api",
     "plan": "bench.plan",
+    "predict": "bench.predict",
     "protocol": "data",
     "record": "api",
     "settings": "catalog",
@@ -69,6 +71,7 @@ __all__ = [
     "load_run",
     "open",
     "plan",
+    "predict",
     "protocol",
     "record",
     "settings",

@@ -87,7 +87,8 @@ def record(
 ) -> Recording:
     """Record features so that any sample can be replayed by its ID.
 
-    features   tensor, array, memmap, path (.npy .npz .safetensors .h5 .zarr) or anything with len() and [i]
+    features   tensor, array, memmap, path (.npy .npz .safetensors .h5 .zarr, or a folder of shards), URL (.npy
+               .safetensors, or a folder of shards), or anything with len() and [i]
     labels     one integer per sample; the file keeps them. By default the array `labels` of a file that holds it beside
                `features`, as `krnet.extract` writes it
     recorder   how to store the features. Default: krnet; with a preset: paper; with a start: the one that wrote it
@@ -292,7 +293,7 @@ def open(
     trunk: nn.Module | None = None,
     max_bytes: int | str | None = None,
 ) -> Recording:
-    """Open a recording: a file, or a folder that `krnet.encode` wrote.
+    """Open a recording: a file, a URL whose content is read by ranges, or a folder that `krnet.encode` wrote.
 
     device     where to replay; None takes the GPU if there is one
     precision  exact (full fp32) or fast (bf16 on a GPU)

@@ -8,10 +8,9 @@ rec.loader(256) -> batches on the device
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -35,10 +34,11 @@ from krnet.io import archive
 from krnet.io.atomic import AnyPath, atomic_write
 from krnet.io.header import RESTORE
 from krnet.io.overlap import refuse_overlap, same
+from krnet.io.places import is_url
 from krnet.io.stored_rows import Rows
 from krnet.io.writable import check_writable
 from krnet.progress import Watch, closing_watch
-from krnet.recorders.base import Replayer, check_package, get_recorder, recorder_names, written_by
+from krnet.recorders.base import PROBE_SAMPLES, Replayer, check_package, get_recorder, recorder_names, written_by
 from krnet.recorders.memory import replay_bytes, sample_bytes
 from krnet.recording_data import Loader, RecordingDataset
 from krnet.recording_file import check_probe, destination
@@ -159,12 +159,12 @@ class Recording:
 
     @property
     def path(self) -> Path:
-        """The file.
+        """The file. Where it was opened by a URL, this is the URL: to be shown, and no Path to work with.
 
         >>> recording.path.name
         'features.krn'
         """
-        return self._archive.path
+        return cast(Path, self._archive.path)
 
     @property
     def max_bytes(self) -> int | None:
@@ -357,11 +357,13 @@ class Recording:
         self._archive.limit.check(values, f"a few samples of shape {self.shape}")  # some settings follow from the shape
         try:
             num_bytes = replay_bytes(self._recorder, self.shape, len(self), settings)
+            num_multiplications = PROBE_SAMPLES * self._recorder.network_multiplications(self.shape, settings)
         except (InputError, KeyError, TypeError):
             return  # the recorder's `replay` refuses these settings, and says why
         except (RuntimeError, OverflowError) as error:  # torch, of sizes whose product overflows
             raise OversizedRecordingError(f"{self.path}: settings of no possible size ({error}). {RESTORE}") from error
         self._archive.limit.check(num_bytes, "to open it and to replay a few samples")
+        self._archive.limit.check_work(num_multiplications, "to replay a few samples")
 
     def _parse_index(self, which: Any) -> Tensor:
         """Turn any index into IDs 0 .. N-1; negative IDs count from the end."""
@@ -458,8 +460,10 @@ class Recording:
         'copy.krn'
         """
         self._archive.verify()
-        with atomic_write(path) as target, self.path.open("rb") as file:
-            shutil.copyfileobj(file, target)
+        kept = self._archive
+        with atomic_write(path) as target, kept.open() as file:
+            for begin in range(0, kept.nbytes, CHUNK_BYTES):
+                target.write(file.read(begin, min(CHUNK_BYTES, kept.nbytes - begin)))
         return Path(path)
 
     @closing_watch
@@ -500,7 +504,7 @@ class Recording:
         (60, True)
         """
         keeper, path = destination(out)
-        in_place = same(path, self.path)
+        in_place = not is_url(self._archive.path) and same(path, self.path)
         if in_place:
             keeper = self._keep
         refuse_overlap("append", [path], [features, labels])

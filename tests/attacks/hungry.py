@@ -208,6 +208,13 @@ def rotation(path: Path, size: int) -> Path:
     return write(path, "rotation", (1, values), 512, settings, tensors)
 
 
+def residual(path: Path, size: int) -> Path:
+    """Many codes of a value."""
+    settings = {"books": 16, "bits": 1, "block_size": 64, "beam": 1}
+    tensors = {"entries": torch.zeros(16, 2, 1, dtype=torch.float16), **coded("codes.", 512, 16 * size * 100, 64)}
+    return write(path, "residual", (1, size * 100), 512, settings, tensors)
+
+
 def fp8(path: Path, size: int) -> Path:
     """Nothing to gain, as with raw."""
     values = torch.zeros(16, 8, size * 100, dtype=torch.uint8)
@@ -222,5 +229,7 @@ def raw(path: Path, size: int) -> Path:
 
 MAKERS: dict[str, Callable[[Path, int], Path]] = {
     maker.__name__: maker
-    for maker in (quantized, pca, transform, pq, compact, without_axes, paper, autoencoder, images, rotation, fp8, raw)
-}
+    for maker in (
+        quantized, pca, transform, pq, compact, without_axes, paper, autoencoder, images, residual, rotation, fp8, raw,
+    )
+}  # fmt: skip

@@ -94,6 +94,11 @@ KINDS = {
     ),
     "krnet by default": Kind("krnet", COMPACT, r2=0.3, fine=COMPACT),
     "images": Kind("images", r2=0.8, budget=14_000),
+    "residual": Kind("residual", {"books": 4, "bits": 5}, r2=0.8, fine={"books": 12}, fine_r2=0.99),
+    "local-search": Kind(
+        "local-search", {"books": 3, "bits": 4, "rounds": 1, "train_rounds": 4}, r2=0.6,
+        fine={"books": 16, "bits": 5, "rounds": 1, "train_rounds": 7}, fine_r2=0.9,
+    ),
     "rotation": Kind("rotation", {"levels": 16}, r2=0.9, fine={"levels": 256}, fine_r2=0.999),
     "fp8": Kind("fp8", r2=0.99, fine_r2=0.0, budget=16_000),
 }  # fmt: skip
@@ -103,11 +108,18 @@ GROWING = ("quantized", "transform", "pca", "pq", "compact", "compact values")
 def kinds(wanted: Callable[[Recorder], bool] = lambda recorder: True) -> pytest.MarkDecorator:
     """The kinds of all recorders, or of some."""
     chosen = [name for name, kind in KINDS.items() if wanted(get_recorder(kind.recorder))]
-    return pytest.mark.parametrize("kind", chosen)
+    return pytest.mark.parametrize("kind", [if_usable(name, KINDS[name].recorder) for name in chosen])
 
 
 def recorders(wanted: Callable[[Recorder], bool] = lambda recorder: True) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("recorder", [name for name in recorder_names() if wanted(get_recorder(name))])
+    chosen = [name for name in recorder_names() if wanted(get_recorder(name))]
+    return pytest.mark.parametrize("recorder", [if_usable(name, name) for name in chosen])
+
+
+def if_usable(param: str, recorder: str) -> Any:
+    """The parameter, skipped where the recorder's package is missing."""
+    found = get_recorder(recorder)
+    return pytest.param(param, marks=pytest.mark.skipif(not found.is_usable, reason=found.needs))
 
 
 every_kind = kinds()
@@ -274,7 +286,8 @@ def test_a_replay_depends_on_its_ids_alone_and_not_on_batch_or_order(files, kind
 
 
 def test_another_process_reads_the_same(files, tmp_path):
-    chosen = [kind for kind in KINDS if trunk_of(kind) is None]
+    usable = [kind for kind in KINDS if get_recorder(KINDS[kind].recorder).is_usable]
+    chosen = [kind for kind in usable if trunk_of(kind) is None]
     script = "import sys, torch, krnet; torch.save([krnet.open(p)[:] for p in sys.argv[2:]], sys.argv[1])"
     paths = [str(files(kind)) for kind in chosen]
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "all.pt"), *paths], check=True)

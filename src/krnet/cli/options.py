@@ -17,6 +17,7 @@ import typer
 
 from krnet.config import describe, parse_setting, parse_size
 from krnet.errors import SettingError
+from krnet.io.places import parse_place
 from krnet.nn.paper_config import PRESETS
 from krnet.train.config import FitConfig
 
@@ -77,8 +78,8 @@ NO_TIME_LIMIT = "no limit with --time-budget"  # the default of --iterations whe
 RecorderName = Annotated[
     str | None,
     typer.Option(
-        help="Way to store the features: krnet, paper, autoencoder, pca, transform, quantized, pq, rotation, fp8, "
-        "images or raw.",
+        help="Way to store the features: krnet, paper, autoencoder, pca, transform, quantized, pq, residual, "
+        "local-search, rotation, fp8, images or raw.",
         show_default="krnet; with --preset, paper; with --start, the recorder of OLD.krn",
     ),
 ]
@@ -115,9 +116,12 @@ Trunk = Annotated[
     ),
 ]
 FeaturesFile = Annotated[
-    Path,
+    Any,
     typer.Argument(
-        metavar="FEATURES", help="Feature maps (N, ...) as .npy .npz .safetensors .h5 .zarr.", show_default=False
+        parser=parse_place,
+        metavar="FEATURES",
+        help="Feature maps (N, ...) as .npy .npz .safetensors .h5 .zarr, or a folder of shards; a path or a URL.",
+        show_default=False,
     ),
 ]
 MaxBytes = Annotated[
@@ -130,6 +134,11 @@ MaxBytes = Annotated[
     ),
 ]
 RecordingFile = Annotated[
-    Path,
-    typer.Argument(metavar="FILE.krn", help="Recording to read; or a folder of krnet encode.", show_default=False),
+    Any,
+    typer.Argument(
+        parser=parse_place,
+        metavar="FILE.krn",
+        help="Recording to read: a path or a URL; or a folder of krnet encode.",
+        show_default=False,
+    ),
 ]

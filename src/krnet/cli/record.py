@@ -1,13 +1,13 @@
 """The commands of a recording: `krnet plan`, `record`, `info`, `verify` and `replay`.
 
-options -> plan   -> size of a recording, on stdout
+options -> plan   -> size of a recording, on stdout; of FEATURES also the R2 to expect
 FEATURES -> record -> OUT.krn -> info, verify -> table or JSON on stdout
                               -> replay       -> X.npy, Y.npy
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,51 +44,107 @@ from krnet.cli.options import (
     option,
 )
 from krnet.cli.output import say
-from krnet.config import parse_counts, parse_duration, parse_ids, parse_shape, unknown_setting
+from krnet.config import parse_counts, parse_duration, parse_ids, parse_shape, parse_sizes, unknown_setting
+from krnet.io.places import parse_place, place
 from krnet.train.config import SCHEDULES, FitConfig
 
 
 def plan(
+    features: Annotated[
+        Any,
+        typer.Argument(
+            parser=parse_place,
+            metavar="[FEATURES]",
+            help="Feature maps (N, ...) as .npy .npz .safetensors .h5 .zarr, or a folder of shards; a path or a URL. A "
+            "sample of them is recorded, to predict R2. Give this or --shape.",
+            show_default=False,
+        ),
+    ] = None,
     shape: Annotated[
         Any,
         typer.Option(parser=option(parse_shape), metavar="C,H,W", help="Shape of one feature map.", show_default=False),
-    ],
+    ] = None,
     class_counts: Annotated[
         Any,
         typer.Option(
             parser=option(parse_counts),
             metavar="N,N,...",
-            help="Number of samples of each class; 500x50 means 50 classes of 500. Give this or --num-samples.",
+            help="With --shape: number of samples of each class; 500x50 means 50 classes of 500. Give this or "
+            "--num-samples.",
             show_default=False,
         ),
     ] = None,
     num_samples: Annotated[
         int | None,
         typer.Option(
-            help="Number of samples, for features without classes. Give this or --class-counts.", show_default=False
+            help="With --shape: number of samples, for features without classes. Give this or --class-counts.",
+            show_default=False,
         ),
     ] = None,
     preset: Preset = None,
     recorder: RecorderName = None,
     budget: Budget = None,
+    budgets: Annotated[
+        Any,
+        typer.Option(
+            parser=option(parse_sizes),
+            metavar="SIZE,SIZE,...",
+            help="With FEATURES: sizes of the file (MB = 10^6 bytes).",
+            show_default="1/4, 1 and 4 bits a value",
+        ),
+    ] = None,
+    recorders: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,NAME,...",
+            help="With FEATURES: ways to store them; pca:components=64 fixes a setting.",
+            show_default="all that learn from a sample",
+        ),
+    ] = None,
+    time_budget: Annotated[
+        Any,
+        typer.Option(
+            parser=option(parse_duration),
+            metavar="SECONDS|10m",
+            help="With FEATURES: time for each fit of a network to the sample.",
+            show_default="5 s",
+        ),
+    ] = None,
+    key: Key = None,
     settings: Set = None,
+    device: Device = None,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Writes nothing; prints on stdout the size in bytes that a recording would have, and that of the features.
+    """Writes nothing; prints on stdout what to expect of a recording before it is made.
 
-    The size is that of the file that `krnet record` would write with the same options. For recorder paper, which
-    --preset selects, it is printed beside the size of the paper's autoencoder.
+    With FEATURES: the R2 that each recorder would reach in files of three sizes, the time that it would take on this
+    machine, and the recorder to take. It looks at a sample, and takes about a minute.
+
+    With --shape: the size in bytes of the file that `krnet record` would write with the same options, and that of the
+    features. For recorder paper, which --preset selects, it is printed beside the size of the paper's autoencoder.
 
     \b
     Example:
+      krnet plan features.npy
+      krnet plan features.npy --budgets 2MB,8MB --recorders krnet,pca,transform
       krnet plan --shape 64,8,8 --class-counts 500x50
       krnet plan --shape 256,14,14 --class-counts 1296x50 --preset imagenet-published
     """
+    given = merge(settings or [])
+    of_shape = {"class_counts": class_counts, "num_samples": num_samples, "preset": preset, "recorder": recorder}
+    of_shape |= {"budget": budget, "set": given or None}
+    of_features = {"budgets": budgets, "recorders": recorders, "time_budget": time_budget, "key": key, "device": device}
+    if (features is None) == (shape is None):
+        raise typer.BadParameter("give either FEATURES or --shape")
+    _refuse_others(of_features if features is None else of_shape, "FEATURES" if features is None else "--shape")
+    if features is not None:
+        _predict(features, of_features, as_json, quiet)
+        return
     if (num_samples is None) == (class_counts is None):
         raise typer.BadParameter("give either --class-counts or --num-samples")
     from krnet.bench.plan import plan as make_plan
 
-    given = merge(settings or [])
     _check_setting_names(given)
     table = make_plan(
         shape, num_samples, class_counts=class_counts, preset=preset, recorder=recorder, budget=budget, **given
@@ -96,12 +152,36 @@ def plan(
     output.show(table, output.plan_rows(table), as_json)
 
 
+def _refuse_others(options: Mapping[str, Any], needed: str) -> None:
+    """Refuse options that apply only beside `needed`, which is not given."""
+    for name, value in options.items():
+        if value is not None:
+            raise typer.BadParameter(f"--{name.replace('_', '-')} applies only to {needed}; leave it out")
+
+
+def _predict(features: Any, options: Mapping[str, Any], as_json: bool, quiet: bool) -> None:
+    from krnet.bench.predict import predict
+    from krnet.cli.progress import Display
+
+    chosen = {name: value for name, value in options.items() if value is not None}
+    if "recorders" in chosen:
+        chosen["recorders"] = [part for part in chosen["recorders"].split(",") if part]
+    with Display(quiet) as display:
+        result = predict(features, watch=display, **chosen)
+    if as_json:
+        output.show_json(result)
+    else:
+        output.show_prediction(result)
+
+
 def record(
     features: Annotated[
-        Path | None,
+        Any,
         typer.Argument(
+            parser=parse_place,
             metavar="FEATURES",
-            help="Feature maps (N, ...) as .npy .npz .safetensors .h5 .zarr; required.",
+            help="Feature maps (N, ...) as .npy .npz .safetensors .h5 .zarr, or a folder of shards; a path or a URL; "
+            "required.",
             show_default=False,
         ),
     ] = None,
@@ -163,8 +243,9 @@ def record(
         ),
     ] = False,
     start: Annotated[
-        Path | None,
+        Any,
         typer.Option(
+            parser=parse_place,
             metavar="OLD.krn",
             help="Start from an earlier recording, which holds the first samples of FEATURES; krnet, pca, quantized, "
             "transform and pq keep their replays unchanged.",
@@ -282,15 +363,16 @@ def info(path: RecordingFile, max_bytes: MaxBytes = None, as_json: Json = False)
     """
     from krnet import api
 
-    summary = {"path": str(path), **api.open(path, max_bytes=max_bytes).info()}
+    summary = {"path": str(place(path)), **api.open(path, max_bytes=max_bytes).info()}
     output.show(summary, output.info_rows(summary), as_json)
 
 
 def verify(
     path: RecordingFile,
     against: Annotated[
-        Path | None,
+        Any,
         typer.Option(
+            parser=parse_place,
             metavar="FEATURES",
             help="The recorded features, with those of `krnet append` after them: the error of their replays is "
             "measured too.",
@@ -327,6 +409,7 @@ def verify(
         refuse_without_images(pictures=pictures, mean=mean, std=std, set=settings)
     needed = images is None or bool(api.open(path, max_bytes=max_bytes).lacks)
     report = api.verify(path, against, device=device, key=key, trunk=network if needed else None, max_bytes=max_bytes)
+    report["path"] = str(place(path))
     rows = output.verify_rows(report)
     if images is not None:
         real = {"trunk": network} if against is None or needed else {"features": against, "features_key": key}

@@ -68,7 +68,7 @@ def open_listed(folder: Path, manifest: Manifest, place: int, max_bytes: int | N
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def naming(path: object) -> Iterator[None]:
     """Errors name the file: what decodes symbols does not know it."""
     try:
         yield

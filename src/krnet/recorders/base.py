@@ -295,6 +295,13 @@ class Recorder(ABC):
         """
         return 0
 
+    def network_multiplications(self, shape: Sequence[int], settings: Mapping[str, Any]) -> int:
+        """About how many multiplications a network takes to replay one sample; files that ask for too many are refused.
+
+        Work without a network needs no bound of its own: it is in proportion to the memory.
+        """
+        return 0
+
     def default_budget(self, num_values: int, settings: Mapping[str, Any]) -> int | None:
         """The budget in bytes if the caller gives none; None: the settings alone decide the size."""
         return None

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -34,13 +34,15 @@ from krnet.features.stats import check_unchanged, denormalise, normalise
 from krnet.nn import layers
 from krnet.nn.muon import Muon
 from krnet.nn.paper_config import DecoderConfig
+from krnet.nn.paper_net import Decoder
 from krnet.progress import Progress
 from krnet.recorders.base import Content, Job, Recorder, Replayer, Stored
 from krnet.recorders.memory import map_numbers
-from krnet.train.config import FitConfig
+from krnet.train.config import BATCH_SAMPLES, FitConfig
 from krnet.train.loop import Checkpoint, Outcome, train
 
 NET = "net."  # prefix of the network's tensors
+MIN_BATCH_SAMPLES = 4  # of the largest samples: the gradient of one or two alone says little
 WARM_UP_SHARE, HOLD_SHARE = 0.01, 0.3  # shares of a fit: the learning rate rises during the one, falls after the other
 CPU_PART_BYTES = 16 << 20  # of the largest map in a batch on a CPU: more would not stay in its cache
 GRAPH_BATCH_SIZES = (1, 16, 256)  # small batches are padded to one of these, each of which has its CUDA graph
@@ -76,9 +78,16 @@ def optimizers_for(net: nn.Module, fit: FitConfig, device: torch.device) -> list
     return optimizers
 
 
-def batch_size(job: Job) -> int:
+def wanted_batch_size(job: Job, most_values: int | None = None) -> int:
+    """Samples of a batch: the number that the caller gives, else at most BATCH_SAMPLES, of most_values in all."""
+    if job.fit.batch_size is not None or most_values is None:
+        return job.fit.batch_size or BATCH_SAMPLES
+    return min(BATCH_SAMPLES, max(MIN_BATCH_SAMPLES, most_values // math.prod(job.samples.shape)))
+
+
+def batch_size(job: Job, most_values: int | None = None) -> int:
     """At most a third of the samples: batches of all of them would make updates few and costly in a short fit."""
-    return min(job.fit.batch_size, max(32, -(-job.samples.num_samples // 3)))
+    return min(wanted_batch_size(job, most_values), max(32, -(-job.samples.num_samples // 3)))
 
 
 def stored_packed(prefix: str, net: nn.Module, plan: Mapping[str, Rounding]) -> dict[str, Stored]:
@@ -96,6 +105,21 @@ def decoder_numbers(config: DecoderConfig) -> int:
     return map_numbers(config.d0, config.c0 * start_area, config.c1 * area, config.channels * area)
 
 
+def multiplications(net: nn.Module, area: int) -> int:
+    """Upper bound for one sample: each weight of a convolution meets each of `area` positions, others only one."""
+    return sum(
+        module.weight.numel() * (area if module.weight.ndim > 2 else 1)
+        for module in net.modules()
+        if isinstance(module, nn.Conv1d | nn.Conv2d | nn.ConvTranspose2d | nn.Linear)
+    )
+
+
+def decoder_multiplications(config: DecoderConfig) -> int:
+    """Of the paper's decoder, for one sample."""
+    with torch.device("meta"):
+        return multiplications(Decoder(config, 1), config.height * config.width)
+
+
 def stored_weights(prefix: str, net: nn.Module, dtype: torch.dtype = torch.float32) -> dict[str, Stored]:
     """The tensors of a network whose weights are stored unquantised."""
     return {prefix + name: Stored(tuple(p.shape), dtype) for name, p in net.named_parameters()}
@@ -103,6 +127,9 @@ def stored_weights(prefix: str, net: nn.Module, dtype: torch.dtype = torch.float
 
 class NetworkFit(ABC):
     """The trainee of train.loop: a step replays a batch of IDs, compares it with the features, updates the weights."""
+
+    batch_values: ClassVar[Mapping[str, int]] = {}
+    """By type of device, the values of a batch at most, if the caller does not say how many samples it has."""
 
     def __init__(self, job: Job, make: Callable[[], nn.Module]):
         self.job, self.device = job, job.device
@@ -113,7 +140,9 @@ class NetworkFit(ABC):
         self.low, self.high = job.stats.low.to(self.device), job.stats.high.to(self.device)
         self.optimizers = self.make_optimizers()
         self.peak_lrs = [float(optimizer.param_groups[0]["lr"]) for optimizer in self.optimizers]
-        self.feed = Feed(job.source, batch_size(job), job.fit.seed, self.device)
+        most_values = self.batch_values.get(self.device.type)
+        self.wanted_batch_size = wanted_batch_size(job, most_values)
+        self.feed = Feed(job.source, batch_size(job, most_values), job.fit.seed, self.device)
         # A frozen copy, so that the caller's module keeps its mode and its gradients.
         self.head = None
         if job.head is not None:
@@ -266,7 +295,8 @@ def run_fit(recorder: Recorder, trainee: NetworkFit, settings: Mapping[str, Any]
         # Feed.run is part of it: features read from disk come in another order than those in memory.
         # The budget comes first: other settings follow from it, and the error names the first that differs.
         budget = {"budget": settings["most_bytes"]} if settings.get("most_bytes") else {}
-        fingerprint = {"features": stats.digest, **budget, "run": trainee.feed.run, **settings, **fit_fingerprint(job)}
+        fingerprint = {"features": stats.digest, **budget, "run": trainee.feed.run, **settings}
+        fingerprint |= fit_fingerprint(job, trainee.wanted_batch_size)
         check_inputs = partial(check_unchanged, job.source, stats.digest)
         checkpoint = Checkpoint(job.checkpoint, fingerprint, job.fit.checkpoint_s, check_inputs)
     watch = job.watch
@@ -348,16 +378,16 @@ class NetworkReplayer(Replayer):
             return self._graphs[key](padded)[: len(inputs)]
 
 
-def fit_fingerprint(job: Job) -> dict[str, Any]:
+def fit_fingerprint(job: Job, batch_size: int) -> dict[str, Any]:
     """What a resumed fit must share with the interrupted one, beside its features and network settings."""
-    fit = asdict(job.fit)
+    fit = {**asdict(job.fit), "batch_size": batch_size}
     fingerprint = {name: fit[name] for name in ("batch_size", "schedule", "lr", "muon_lr", "seed", "iterations")}
     labels, head = job.samples.labels, job.head
     fingerprint["labels"] = None if labels is None else digest([labels])
     fingerprint["head"] = None if head is None else digest(head.state_dict().values())
     fingerprint["start"] = None if job.start is None else job.start.fingerprint
     fingerprint["gamma"] = None if head is None else job.fit.gamma
-    fingerprint["num_head_samples"] = None if head is None else job.fit.num_head_samples(job.fit.batch_size)
+    fingerprint["num_head_samples"] = None if head is None else job.fit.num_head_samples(batch_size)
     return fingerprint
 
 

@@ -14,6 +14,7 @@ from krnet.config import check_choice, check_int, check_range, check_rate
 
 SCHEDULES = {"fast": 6000, "paper": 40000}
 """Learning-rate schedules and their default number of iterations."""
+BATCH_SAMPLES = 1000  # samples of a batch where the caller names no number
 MIN_HEAD_SAMPLES = 32  # samples per batch that head_share cannot go below
 
 
@@ -27,8 +28,10 @@ class FitConfig:
     """End the fit once the R2 over all features reaches this, looked at every 50 updates; saves time, not bytes."""
     time_budget: float | None = None
     """Seconds of fitting, without compilation, after which to stop; the learning rate falls over this time."""
-    batch_size: int = 1000
-    """Samples per update, over all devices; at most a third of all samples, or 32 if that is more."""
+    batch_size: int | None = None
+    """Samples per update, over all devices; at most a third of all samples, or 32 if that is more. By default 1,000;
+    recorder krnet takes fewer of large samples, so that a batch has at most a million values on a CPU, and 64 million
+    on a GPU."""
     schedule: str = "fast"
     """Optimizer, and how the learning rate changes. fast: Muon for weight matrices, Adam for the rest; the rate is
     constant for 30 % of the fit, then falls to 0. paper: Adam; the rate is constant for one half, then falls; it takes
@@ -55,7 +58,8 @@ class FitConfig:
         check_choice("compile", self.compile, (True, False))
         if self.iterations is not None:
             check_int("iterations", self.iterations, 1)
-        check_int("batch_size", self.batch_size, 1)
+        if self.batch_size is not None:
+            check_int("batch_size", self.batch_size, 1)
         check_int("seed", self.seed, 0, 2**63 - 1)
         if self.stop_at_r2 is not None:
             check_range("stop_at_r2", self.stop_at_r2, -math.inf, 1)

@@ -38,7 +38,7 @@ from krnet.recorders.maps import coordinates, once_for_features
 from krnet.train.loop import Outcome
 
 MEASURED_AT, MEASURE_EVERY = (10, 20, 40, 80, 160), 250  # iterations at which the file is measured,
-MEASURE_ROWS = 1024  # with the codes of at most this many samples
+MEASURE_ROWS, MEASURE_NUMBERS = 1024, 1 << 22  # with the codes of at most this many samples, and numbers in them
 AXES_LR_SHARE = 0.1  # learning rate of axes and mean, as a share of the network's
 
 
@@ -79,9 +79,10 @@ class CompactFit(CodesFit):
         free_bytes = max(self.config.most_bytes - fixed_bytes(self.job, config), 1)
         axes_part, codes_part = self.matrices(axes, config)
         measured_bytes = measure(*axes_part).size_bytes
-        measured_bytes += measure(*codes_part, max_rows=MEASURE_ROWS, num_planned=self.job.num_planned).size_bytes
-        rows = evenly_spaced(len(self.codes), MEASURE_ROWS).to(self.device)
-        current_bits = super().bits(self.codes[rows]) + self.axis_bits(axes)
+        most_rows = max(1, min(MEASURE_ROWS, MEASURE_NUMBERS // self.codes.shape[1]))
+        measured_bytes += measure(*codes_part, max_rows=most_rows, num_planned=self.job.num_planned).size_bytes
+        rows = evenly_spaced(len(self.codes), most_rows).to(self.device)
+        current_bits = self.mean_bits(rows) + self.axis_bits(axes)
         return current_bits * (BUDGET_FILL * free_bytes / measured_bytes)
 
     def step(self, iteration: int, progress: float) -> Tensor:

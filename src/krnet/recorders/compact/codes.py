@@ -20,7 +20,8 @@ from krnet.coding.search import largest_fitting
 from krnet.recorders.axes import AXES
 from krnet.recorders.base import Content, Job, overhead_bytes, tensor_bytes
 from krnet.recorders.compact.network import CODES, CompactConfig, CompactNet, stored_tensors
-from krnet.recorders.fit import NET, NetworkFit
+from krnet.recorders.fit import NET, NetworkFit, batch_size, wanted_batch_size
+from krnet.train.config import BATCH_SAMPLES
 from krnet.train.loop import Outcome
 
 NO_NETWORK_BYTES = 4  # counted for a file without network; packed_bytes of no weights is 4 as well
@@ -30,6 +31,9 @@ MIN_BITS = 1e-6  # keeps the ratio of bits finite where codes take none
 FOLLOW_RATE = 0.2  # an update multiplies the step by exp(FOLLOW_RATE * (current_bits / target_bits - 1))
 FREEZE_LR_SHARE = 0.2  # once the learning rate has fallen to this share of its peak, the step stays fixed
 GROWING = {f"{CODES}stream", f"{CODES}lengths"}  # tensors of the codes that grow with the samples
+# Values of a batch where the caller names no number of samples: a step takes well under a second on two cores.
+# A GPU keeps 1,000 samples up to maps of 256x16x16.
+BATCH_VALUES = {"cpu": 1 << 20, "cuda": 1 << 26}
 NUM_ZONES, ZONE_RATIO = 200, 1.02  # dead zones that are tried: zone n is ZONE_RATIO ** n times as wide as the first
 
 
@@ -49,6 +53,7 @@ def laplace_bits(mean_size: Tensor) -> Tensor:
 class CodesFit(NetworkFit):
     """Trains codes: each moves down the gradient of its own sample's error, to which the price of its bits is added."""
 
+    batch_values = BATCH_VALUES
     net: CompactNet
     config: CompactConfig
     codes: Tensor
@@ -69,6 +74,18 @@ class CodesFit(NetworkFit):
         if grid.num_blocks > 1 and not grid.dct:  # all blocks of a map are alike
             mean_size = mean_size.view(grid.num_blocks, -1).mean(0).repeat(grid.num_blocks)
         return laplace_bits(mean_size / self.step_size).sum()
+
+    def mean_bits(self, rows: Tensor) -> Tensor:
+        """Estimated bits per sample of these rows of the codes, as batches show them.
+
+        Fewer samples seem to have fewer bits. So where samples are so large that batches are small, the bits of batches
+        are compared with those of as many samples at a time.
+        """
+        most_values = self.batch_values.get(self.job.device.type)
+        is_small = self.job.fit.batch_size is None and wanted_batch_size(self.job, most_values) < BATCH_SAMPLES
+        at_once = min(len(rows), batch_size(self.job, most_values)) if is_small else len(rows)
+        parts = [part for part in rows.split(at_once) if len(part) == at_once]
+        return torch.stack([CodesFit.bits(self, self.codes[part]) for part in parts]).mean()
 
     def _losses(self, ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """L_kr1, and the total loss with the price of the bits."""

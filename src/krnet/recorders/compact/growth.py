@@ -71,7 +71,8 @@ class GrownFit(CodesFit):
         old_bytes += overhead_bytes(self.full_job, len(stored), self.config.to_settings())
         stats = measure(Matrix.of(self.codes), self.config.coding)
         free_share = max(self.config.most_bytes - old_bytes, 1) / stats.size_bytes
-        return super().bits(self.codes) * min(BUDGET_FILL * free_share, 1.0)
+        rows = torch.arange(len(self.codes), device=self.codes.device)
+        return self.mean_bits(rows) * min(BUDGET_FILL * free_share, 1.0)
 
     def make_optimizers(self) -> list[torch.optim.Optimizer]:
         return []

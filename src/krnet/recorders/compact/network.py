@@ -27,7 +27,7 @@ from krnet.io.header import RESTORE
 from krnet.recorders.axes import AXES, decode_axes, load_axes
 from krnet.recorders.base import Stored
 from krnet.recorders.basis import stored_edges, stored_matrix
-from krnet.recorders.fit import NET, stored_packed
+from krnet.recorders.fit import NET, multiplications, stored_packed
 from krnet.recorders.grids import Grid
 from krnet.recorders.memory import block_numbers, map_numbers
 
@@ -258,6 +258,13 @@ def working_numbers(shape: Sequence[int], config: CompactConfig) -> int:
     area = grid.shape[0] if grid.is_sequence else num_values // (shape[0] if shape else 1)  # positions of the network
     maps = map_numbers(num_values, config.c1 * area, num_columns)
     return block_numbers(config.block_size, num_columns) + maps + grid.dct_numbers
+
+
+def network_multiplications(shape: Sequence[int], config: CompactConfig) -> int:
+    """Of the network that refines one sample."""
+    with torch.device("meta"):
+        net = CompactNet(tuple(shape), config)
+    return multiplications(net.refine, net.num_positions)
 
 
 def zero_map(shape: tuple[int, ...], low: Tensor, high: Tensor) -> Tensor:

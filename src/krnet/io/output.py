@@ -1,0 +1,28 @@
+"""A file that is written whole, wherever it goes.
+
+with output(path or URL) as file: ...   ->  a temporary file on this machine  --rename, or upload-->  the place
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO, cast
+
+from krnet.io.atomic import atomic_write
+from krnet.io.places import Place, Url
+from krnet.io.remote import put
+
+
+@contextmanager
+def output(where: Place) -> Iterator[BinaryIO]:
+    """Open a file for writing; it appears in its place when it is complete, or never."""
+    if not isinstance(where, Url):
+        with atomic_write(where) as file:
+            yield file
+        return
+    with tempfile.NamedTemporaryFile(prefix="krnet-") as upload:
+        yield cast(BinaryIO, upload.file)
+        upload.file.flush()
+        put(where, upload.name)
