@@ -38,10 +38,11 @@ from krnet.io.overlap import refuse_overlap, same
 from krnet.io.places import is_url
 from krnet.io.stored_rows import Rows
 from krnet.io.writable import check_writable
+from krnet.loading.loader import Loader
 from krnet.progress import Watch, closing_watch
 from krnet.recorders.base import PROBE_SAMPLES, Replayer, check_package, get_recorder, recorder_names, written_by
 from krnet.recorders.memory import replay_bytes, sample_bytes
-from krnet.recording_data import Loader, RecordingDataset
+from krnet.recording_data import RecordingDataset
 from krnet.recording_file import check_probe, destination
 
 PRECISIONS = ("exact", "fast")
@@ -529,15 +530,40 @@ class Recording:
         """
         return RecordingDataset(self)
 
-    def loader(self, batch_size: int, shuffle: bool = False, seed: int = 0) -> Loader:
+    def loader(
+        self,
+        batch_size: int,
+        shuffle: bool = False,
+        seed: int = 0,
+        *,
+        drop_last: bool = False,
+        buffer: int | None = None,
+        prefetch: int = 1,
+        num_workers: int = 0,
+        share: tuple[int, int] = (0, 1),
+    ) -> Loader:
         """Return an iterable of batches (features, labels) on the recording's device.
 
-        Each pass has another shuffled order; the orders depend on `seed` only.
+        Each pass has another shuffled order; the orders depend on `seed` only. `loader.state_dict()` says where a pass
+        is, and `load_state_dict` takes it up there, after the last batch that was handed out; `set_epoch(n)` begins
+        pass n.
+
+        batch_size   samples of a batch; with a share, of all processes together
+        drop_last    leave out the last batch of a pass if it is not full
+        buffer       samples that are shuffled together. By default all of them if the file has at most 1 GB, else as
+                     many as 1 GB of it holds: IDs are cut into ranges, of which a few in random order are shuffled
+                     together, so that only those have to be at hand
+        prefetch     batches that are made ahead of time, on a GPU or by each worker
+        num_workers  processes that decode on the CPU; the order is the same for any number. 0: decode on the device
+        share        (k, n): take every n-th sample of each batch, from the k-th on: one of n training processes
 
         >>> [len(labels) for features, labels in recording.loader(16, shuffle=True)]
         [16, 16, 8]
         """
-        return Loader(self, batch_size, shuffle, seed)
+        return Loader(
+            self, batch_size, shuffle, seed, drop_last=drop_last, buffer=buffer, prefetch=prefetch,
+            num_workers=num_workers, share=share,
+        )  # fmt: skip
 
 
 def _check_fields(opened: archive.Archive) -> None:

@@ -112,6 +112,15 @@ def test_damage_is_found(server, folder, tmp_path):
         opened.verify()
 
 
+def test_workers_of_a_loader_read_by_url_too(server, folder):
+    far = krnet.open(server.url("pca.krn"))
+    far[0]  # the connection of this process must not reach the others
+    for (features, labels), (expected, _) in zip(
+        far.loader(64, num_workers=2), krnet.open(folder / "pca.krn").loader(64)
+    ):
+        assert torch.equal(features, expected) and len(labels) == len(features)
+
+
 def test_the_commands_take_urls_and_show_no_keys(server, tmp_path):
     def run(*arguments):
         found = CliRunner().invoke(app, [*map(str, arguments), "--json"])

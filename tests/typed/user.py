@@ -62,6 +62,10 @@ def replay(recording: Recording) -> None:
         assert_type(sample, Tensor)
     for features, targets in recording.loader(128, shuffle=True, seed=1):
         assert_type((features, targets), tuple[Tensor, Tensor])
+    loader = recording.loader(128, True, drop_last=True, buffer=1000, prefetch=2, num_workers=1, share=(0, 2))
+    loader.load_state_dict(loader.state_dict())
+    loader.set_epoch(3)
+    assert_type(len(loader), int)
     assert_type(recording.dataset()[0], tuple[Tensor, Tensor])
     DataLoader(recording.dataset(), batch_size=128)
     assert_type(np.asarray(recording).ndim, int)

@@ -71,7 +71,7 @@ def describe(path: Path) -> Any:
         return {
             str(file.relative_to(path)): describe(file)
             for file in sorted(path.rglob("*"))
-            if file.suffix in (".krn", ".json") and file.name != "features.json"
+            if file.suffix in (".krn", ".json", ".safetensors") and file.name != "features.json"
         }
     if path.suffix == ".json":
         return without_times(json.loads(path.read_text()))
@@ -165,6 +165,7 @@ def tasks(inputs: Path) -> list[Task]:
         found.append(Task(f"append {name}", words, "out.krn", earlier=inputs / f"{name}.krn"))
     extract = ("extract", inputs / "images.npy", "--trunk", inputs / "trunk.pt", "-o", "OUT", "--batch-size", "4", "-q")
     found.append(Task("extract", extract, "out.safetensors", ("--resume",)))
+    found.append(Task("extract shards", (*extract, "--shard-size", "8kB"), "shards", ("--resume",)))
     learn = ("--data", inputs / "pictures", "--base-classes", "2", "--tasks", "2", "-q", "-o", "OUT")
     small = ("--set", "backbone=resnet8", "--epochs", "2", "--set", "base_epochs=3", "--set", "batch_size=16")
     for name, options in LEARN.items():

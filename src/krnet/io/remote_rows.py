@@ -129,6 +129,10 @@ class RemoteRows:
 
     def take(self, ids: Tensor) -> Tensor:
         found = torch.empty((len(ids), *self.shape[1:]), dtype=self.dtype, device="cpu")
-        if found.numel():
-            self._table.fill(found.reshape(len(ids), -1).view(torch.uint8).numpy(), ids.numpy())
+        self.fill(found, ids)
         return found
+
+    def fill(self, out: Tensor, ids: Tensor) -> None:
+        """Write row ids[i] to out[i]; out (B, *row shape) is contiguous."""
+        if out.numel():
+            self._table.fill(out.reshape(len(ids), -1).view(torch.uint8).numpy(), ids.numpy())

@@ -142,12 +142,18 @@ class StoredRows:
 
     def take(self, ids: Tensor) -> Tensor:
         found = torch.empty((len(ids), *self.shape[1:]), dtype=self.dtype, device="cpu")
+        self.fill(found, ids)
+        return found
+
+    def fill(self, out: Tensor, ids: Tensor) -> None:
+        """Write row ids[i] to out[i]; out (B, *row shape) is contiguous."""
+        if not out.numel():
+            return
         rows = ids.numpy()
         with self._open() as file:
             self._check(file, rows * self._row_bytes, (rows + 1) * self._row_bytes)
             reader = RowReader(file.fd, self._begin, self._row_bytes, self._ended)
-            reader.fill(found.reshape(len(ids), -1).view(torch.uint8).numpy(), rows)
-        return found
+            reader.fill(out.reshape(len(ids), -1).view(torch.uint8).numpy(), rows)
 
     @property
     def _begin(self) -> int:

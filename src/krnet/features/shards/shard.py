@@ -24,7 +24,8 @@ from krnet.features.shards.ranges import Range
 from krnet.io import archive
 from krnet.io.header import RESTORE
 from krnet.io.places import Place
-from krnet.io.stored_rows import Rows, block_rows
+from krnet.io.remote_rows import RemoteRows
+from krnet.io.stored_rows import StoredRows, block_rows
 
 KIND = "features"
 REPAIR = "Restore it from a copy; or remove it and extract with --resume, which makes what is missing"
@@ -84,13 +85,18 @@ class Shard:
     run: tuple[int, int | None]
     """The call that made it: ID of its first sample, and number of samples; None where that was not known yet."""
     path: Place
-    features: Rows
+    features: StoredRows | RemoteRows
     kept: archive.Archive
 
     def rows(self, ids: Tensor) -> Tensor:
         """Features (B, *shape) of samples `ids` (B,)."""
         with named_errors():
             return self.features.take(ids - self.entry.first)
+
+    def fill(self, out: Tensor, ids: Tensor) -> None:
+        """The same, straight to out (B, *shape), which is contiguous."""
+        with named_errors():
+            self.features.fill(out, ids - self.entry.first)
 
     def labels(self) -> Tensor:
         """(n,) int64"""

@@ -47,7 +47,10 @@ class ShardSource(FeatureSource):
 
     def _features(self, out: torch.Tensor, ids: torch.Tensor) -> None:
         for shard, rows in self._parts(ids):
-            out[rows] = shard.rows(ids[rows])
+            if isinstance(rows, slice):
+                shard.fill(out[rows], ids[rows])
+            else:
+                out[rows] = shard.rows(ids[rows])
 
     def _labels(self, out: torch.Tensor, ids: torch.Tensor) -> None:
         for shard, rows in self._parts(ids):
