@@ -55,7 +55,7 @@ class PartCoder:
             stored = source.read(ids)
             digest.update(stored.view(torch.uint8).numpy().data)
             features = stored.to(self.coder.device).float()
-            symbols = self.coder.replayer.code(features, moves=self.moves)
+            symbols = self.coder.replayer.code(features, moves=self.moves, stored=True)
             shown = self.coder.replayer.show(symbols)
             measured += self._measure(source.name, features, shown, symbols, first + int(ids[0]))
             packer.add(symbols)

@@ -34,8 +34,8 @@ class PartsReplayer(Replayer):
     def decode(self, ids: Tensor, *, fast: bool = False) -> Tensor:
         return self.model.replayer.show(self.symbols(ids).to(self.model.device))
 
-    def code(self, features: Tensor, *, moves: int | None = None) -> Tensor:
-        return self.model.replayer.code(features, moves=moves)
+    def code(self, features: Tensor, *, moves: int | None = None, stored: bool = False) -> Tensor:
+        return self.model.replayer.code(features, moves=moves, stored=stored)
 
     def show(self, symbols: Tensor) -> Tensor:
         return self.model.replayer.show(symbols)
