@@ -189,11 +189,11 @@ class Replayer(ABC):
         """The frequencies that entropy-code symbols; None: symbols are numbers that are stored as they are."""
         return None
 
-    def code(self, features: Tensor, *, moves: int | None = None) -> Tensor:
+    def code(self, features: Tensor, *, moves: int | None = None, stored: bool = False) -> Tensor:
         """float32 features (B, *shape) on the device, not in the recording -> their symbols (B, ...).
 
         Each sample is coded on its own. Where a network is behind the symbols, they are moved `moves` times towards
-        the least error; None: as often as pays.
+        the least error; None: as often as pays. `stored` says that their bits count as well.
         """
         raise NotImplementedError(f"{type(self).__name__} codes no features")
 

@@ -66,7 +66,7 @@ class CodedReplayer(Replayer):
         return self.basis
 
     @torch.inference_mode()
-    def code(self, features: Tensor, *, moves: int | None = None) -> Tensor:
+    def code(self, features: Tensor, *, moves: int | None = None, stored: bool = False) -> Tensor:
         x = normalise(features.reshape(len(features), *(self.shape or (1,))), self.low, self.high)
         with exact_math():
             return self.reader.quantize(self.encoder.forward(x))

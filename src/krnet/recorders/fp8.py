@@ -70,7 +70,7 @@ class FP8Replayer(Replayer):
     def decode(self, ids: Tensor, *, fast: bool = False) -> Tensor:
         return self.show(self.values.take(ids).to(self.device))
 
-    def code(self, features: Tensor, *, moves: int | None = None) -> Tensor:
+    def code(self, features: Tensor, *, moves: int | None = None, stored: bool = False) -> Tensor:
         return self.floats.encode(features)
 
     def show(self, symbols: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ class RawReplayer(Replayer):
     def decode(self, ids: Tensor, *, fast: bool = False) -> Tensor:
         return self.values.take(ids).to(self.device).float()
 
-    def code(self, features: Tensor, *, moves: int | None = None) -> Tensor:
+    def code(self, features: Tensor, *, moves: int | None = None, stored: bool = False) -> Tensor:
         values = features.to(self.values.dtype)
         if not values.isfinite().all():
             raise FeatureError(
