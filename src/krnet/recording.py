@@ -31,8 +31,9 @@ from krnet.features.samples import LABELS, Samples
 from krnet.features.source import open_features, stored_labels
 from krnet.features.stats import normalise, not_finite
 from krnet.io import archive
-from krnet.io.atomic import AnyPath, atomic_write
+from krnet.io.atomic import AnyPath
 from krnet.io.header import RESTORE
+from krnet.io.output import copy
 from krnet.io.overlap import refuse_overlap, same
 from krnet.io.places import is_url
 from krnet.io.stored_rows import Rows
@@ -461,10 +462,7 @@ class Recording:
         'copy.krn'
         """
         self._archive.verify()
-        kept = self._archive
-        with atomic_write(path) as target, kept.open() as file:
-            for begin in range(0, kept.nbytes, CHUNK_BYTES):
-                target.write(file.read(begin, min(CHUNK_BYTES, kept.nbytes - begin)))
+        copy(self._archive.path, Path(path))
         return Path(path)
 
     @closing_watch

@@ -5,40 +5,52 @@ FEATURES..., a fitted model -> krnet.encode -> OUT/, its size and its error on s
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from krnet.cli import output
 from krnet.cli.options import Device, Json, Key, MaxBytes, Quiet
 from krnet.cli.output import say
+from krnet.io.places import parse_place, place
 
 
 def encode(
     features: Annotated[
-        list[Path],
+        list[Any],
         typer.Argument(
+            parser=parse_place,
             metavar="FEATURES...",
-            help="Feature maps (N, ...) as .npy .npz .safetensors .h5 .zarr; the samples of several follow each other.",
+            help="Feature maps (N, ...) as .npy .npz .safetensors .h5 .zarr, or folders of shards; paths or URLs. The "
+            "samples of several follow each other.",
             show_default=False,
         ),
     ],
     model: Annotated[
-        Path,
+        Any,
         typer.Option(
+            parser=parse_place,
             metavar="MODEL.krn",
-            help="Recording whose network, axes or codebooks code the samples, or a folder of krnet encode.",
+            help="Recording whose network, axes or codebooks code the samples, or a folder of krnet encode; path or "
+            "URL.",
             show_default=False,
         ),
     ],
     out: Annotated[
-        Path,
-        typer.Option("--out", "-o", metavar="OUT", help="Folder to write; a new or empty one.", show_default=False),
+        Any,
+        typer.Option(
+            "--out",
+            "-o",
+            parser=parse_place,
+            metavar="OUT",
+            help="Folder to write; a new or empty one; a path or a URL.",
+            show_default=False,
+        ),
     ],
     labels: Annotated[
-        Path | None,
+        Any,
         typer.Option(
+            parser=parse_place,
             metavar="L.npy",
             help="Class of each sample, an integer; the folder keeps them.",
             show_default="those in the files of FEATURES",
@@ -84,6 +96,7 @@ def encode(
     """
     from krnet import encoding
     from krnet.cli.progress import Display
+    from krnet.parts.folder import list_parts
 
     try:
         with Display(quiet) as display:
@@ -92,11 +105,11 @@ def encode(
                 key=key, max_bytes=max_bytes, watch=display,
             )  # fmt: skip
     except KeyboardInterrupt:
-        num_parts = len(list(out.glob("part-*.krn")))
+        num_parts = len(list_parts(place(out)))
         if num_parts:
-            say(f"stopped; {num_parts} parts are kept in {out}. To go on, give the same command with --resume")
+            say(f"stopped; {num_parts} parts are kept in {place(out)}. To go on, give the same command with --resume")
         else:
             say("stopped before there was anything to keep")
         raise typer.Exit(130) from None
-    info = {"path": str(out), **recording.info()}
+    info = {"path": str(place(out)), **recording.info()}
     output.show(info, output.info_rows(info), as_json)
