@@ -13,7 +13,7 @@ import krnet
 ROOT = Path(krnet.__file__).parent
 # A package, or a file of the root, imports only what stands before it.
 ORDER = [
-    "errors", "config", "device", "progress", "io", "coding", "data", "nn", "features", "train", "recorders",
+    "errors", "config", "ranks", "device", "progress", "io", "coding", "data", "nn", "features", "train", "recorders",
     "recording_file", "appending", "recording_data", "loading", "recording", "parts", "encoding", "export", "api",
     "report", "learners", "run", "task_loop", "many_runs", "catalog", "bench", "reproduce", "cli",
 ]  # fmt: skip

@@ -13,6 +13,7 @@ import os
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,9 @@ from krnet.parts.manifest import MANIFEST, MODEL, Manifest
 from krnet.parts.misfits import Misfits
 from krnet.parts.part import MAX_SAMPLES, NAME, Entry, Origin, open_part, part_name, write_part
 from krnet.parts.recording import PartsRecording
-from krnet.progress import Watch, closing_watch, counting
+from krnet.parts.shares import collect, missing_parts, name_of
+from krnet.progress import Watch, announcing, closing_watch, counting
+from krnet.ranks import wait
 from krnet.recorders.base import get_recorder, recorder_names
 from krnet.recording import Recording
 
@@ -84,6 +87,36 @@ def encode(
     >>> len(more), more[59].shape, len(krnet.open("more"))
     (60, torch.Size([4, 3, 3]), 60)
     """
+    recording = encode_share(
+        model, features, labels, out=out, share=(0, 1), part_samples=part_samples, moves=moves, resume=resume,
+        device=device, key=key, max_bytes=max_bytes, watch=watch,
+    )  # fmt: skip
+    assert recording is not None, "the only process finds all parts"
+    return recording
+
+
+def encode_share(
+    model: AnyPath | Recording,
+    features: Any,
+    labels: Any = None,
+    *,
+    out: AnyPath,
+    share: tuple[int, int],
+    is_waiting: bool = False,
+    part_samples: int | None = None,
+    moves: int | None = None,
+    resume: bool = False,
+    device: str | None = None,
+    key: str | None = None,
+    max_bytes: int | str | None = None,
+    watch: Watch | None = None,
+) -> Recording | None:
+    """As `encode`, but only part k of n of the work, for share (k, n): each n-th part of the folder.
+
+    Processes with the other shares write to the same folder. The last one that finishes writes the manifest, and
+    returns the recording; others return None, or wait for it if `is_waiting`.
+    """
+    number, count = share
     folder = place(out) if is_url(out) else check_name(out)
     if isinstance(folder, Path):
         refuse_overlap("encode", [folder], [model, *_given(features), labels])
@@ -92,29 +125,38 @@ def encode(
     source, label_source = _open_samples(features, labels, key)
     _check(recording, source)
     origin = Origin(recording.fingerprint, recording.shape, dtype_name(source.dtype), label_source is not None)
-    with working_in(folder) if isinstance(folder, Path) else nullcontext():
-        started = [name for name in list_folder(folder) if name in (MODEL, MANIFEST) or NAME.fullmatch(name)]
+    with working_in(folder, together=count > 1) if isinstance(folder, Path) else nullcontext():
+        plan = list(part_ranges(len(source), part_samples or default_part_samples(recording)))
+        own = plan[number::count]
+        started = _started(folder, own if count > 1 else None)
         if started and not resume:
             raise ResumeError(
                 f"{folder}: holds {started[-1]} already. Go on with it: --resume (in Python, resume=True); or choose "
                 f"another folder"
             )
         _place_model(folder, recording)
-        plan = list(part_ranges(len(source), part_samples or default_part_samples(recording)))
         _refuse_other_parts(folder, plan)
         entries, class_names = list[Entry](), set[int]()
-        coder, tell = PartCoder(recording, moves), counting(watch, "encoding", len(source))
-        for first, stop in plan:
+        coder, done = PartCoder(recording, moves), 0
+        tell = counting(watch, "encoding", sum(stop - first for first, stop in own))
+        for first, stop in own:
             part, part_labels = source.part(first, stop), _read(label_source, first, stop)
             entry = _finished(folder, started, first, part, part_labels, origin, coder)
             if entry is None:
-                coded = coder.code(part, first, lambda done, first=first: tell(first + done))  # type: ignore[misc]
+                coded = coder.code(part, first, lambda num, done=done: tell(done + num))  # type: ignore[misc]
                 _refuse_changed(source)
                 entry = Entry(first, stop - first, 0, "", coded.features, coded.measured)
                 entry = write_part(folder, origin, entry, part_labels, coded.tensors)
             entries.append(entry)
             class_names.update([] if part_labels is None else part_labels.unique().tolist())
-            tell(stop)
+            done += stop - first
+            tell(done)
+        if count > 1:
+            if is_waiting:
+                wait(partial(missing_parts, folder, plan), folder, announcing(watch))
+            elif missing_parts(folder, plan)[0]:
+                return None
+            entries, class_names = collect(folder, plan, origin)
         num_classes = len(class_names) if origin.has_labels else None
         manifest = Manifest(origin, recording.nbytes, num_classes, tuple(entries))
         write_manifest(folder, manifest)
@@ -234,6 +276,14 @@ def _refuse_changed(source: FeatureSource) -> None:
 # ------------------------------------------------------------------ what is there already
 
 
+def _started(folder: Place, own: Sequence[tuple[int, int]] | None) -> list[str]:
+    """The files of an earlier call; of several processes at work, the parts that are this one's own."""
+    there = list_folder(folder)
+    if own is not None:
+        return [name for name in map(name_of, own) if name in there]
+    return [name for name in there if name in (MODEL, MANIFEST) or NAME.fullmatch(name)]
+
+
 def _place_model(folder: Place, model: Recording) -> None:
     """Copy the model into the folder; refuse a folder of another model."""
     path = folder / MODEL
@@ -253,7 +303,7 @@ def _place_model(folder: Place, model: Recording) -> None:
 
 def _refuse_other_parts(folder: Place, plan: Sequence[tuple[int, int]]) -> None:
     """Refuse parts of other ranges; remove what killed calls have left behind."""
-    names = {part_name(first, stop - first) for first, stop in plan}
+    names = set(map(name_of, plan))
     for name in list_parts(folder):
         if name not in names:
             raise ResumeError(

@@ -10,9 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from krnet.cli import output
-from krnet.cli.options import Device, Json, Key, MaxBytes, Quiet
+from krnet.cli.options import Device, Json, Key, MaxBytes, Quiet, option
 from krnet.cli.output import say
+from krnet.config import parse_share
 from krnet.io.places import parse_place, place
+from krnet.ranks import this_rank
 
 
 def encode(
@@ -76,6 +78,15 @@ def encode(
         bool,
         typer.Option("--resume", help="Go on where a stopped command left off: finished parts are checked and kept."),
     ] = False,
+    share: Annotated[
+        Any,
+        typer.Option(
+            parser=option(parse_share),
+            metavar="K/N",
+            help="Write part K of N, counted from 0, of the parts. N commands, on one machine or many, write all; "
+            "under torchrun each process has its share.",
+        ),
+    ] = "0/1",
     max_bytes: MaxBytes = None,
     device: Device = None,
     as_json: Json = False,
@@ -93,15 +104,18 @@ def encode(
       krnet record some.npy --recorder pca --budget 2MB -o model.krn
       krnet encode --model model.krn all.npy -o all
       krnet verify all --against all.npy
+      torchrun --nproc-per-node 8 -m krnet encode --model model.krn features/ -o all --resume
     """
     from krnet import encoding
     from krnet.cli.progress import Display
     from krnet.parts.folder import list_parts
 
+    rank = this_rank()
     try:
-        with Display(quiet) as display:
-            recording = encoding.encode(
-                model, features, labels, out=out, part_samples=part_samples, moves=moves, resume=resume, device=device,
+        with Display(quiet or not rank.is_first) as display:
+            recording = encoding.encode_share(
+                model, features, labels, out=out, share=rank.share_of(share), is_waiting=rank.leads,
+                part_samples=part_samples, moves=moves, resume=resume or rank.restarts > 0, device=rank.device(device),
                 key=key, max_bytes=max_bytes, watch=display,
             )  # fmt: skip
     except KeyboardInterrupt:
@@ -111,5 +125,11 @@ def encode(
         else:
             say("stopped before there was anything to keep")
         raise typer.Exit(130) from None
+    if not rank.is_first:
+        return  # rank 0 prints the result
+    if recording is None:
+        num_parts = len(list_parts(place(out)))
+        say(f"share {share[0]}/{share[1]} is done; {num_parts} parts are in {place(out)}, and others are still missing")
+        return
     info = {"path": str(place(out)), **recording.info()}
     output.show(info, output.info_rows(info), as_json)
