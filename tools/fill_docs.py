@@ -367,9 +367,10 @@ def inversion_table() -> str:
 def inversion_sentence() -> str:
     kept, real, guess = (inversion(name) for name in ("krnet, 6.1 MB", "real features", "mean image of the class"))
     return (
-        f"No image is stored, but images can be seen: from 6.1 MB of CIFAR-100's maps a small network makes images that "
-        f"show most objects (SSIM {kept['ssim']:.2f}; {real['ssim']:.2f} from the maps themselves, {guess['ssim']:.2f} "
-        f"for who knows only the class). [What a recording gives away](docs/recorders.md#what-a-recording-gives-away)."
+        f"No image is stored, but images can be seen: from 6.1 MB of CIFAR-100's maps a small network makes images in "
+        f"which most objects can be told (SSIM {kept['ssim']:.2f}; {real['ssim']:.2f} from the maps themselves, "
+        f"{guess['ssim']:.2f} for who knows only the class). "
+        f"[What a recording gives away](docs/recorders.md#what-a-recording-gives-away)."
     )
 
 
@@ -387,11 +388,11 @@ def schedule_table() -> str:
         times = [f"{found[name]:,.1f}" for name in ("ideal_hours", "hours", "queue_hours", "restarts")]
         lines.append([f"{ranks:,}", *times, f"{found['rank_hours']:,.0f}"])
     shape = "×".join(map(str, metrics["shape"]))
+    sizes = f"{2e9 * values / 1e12:,.1f} TB as bfloat16, {1e9 * values * bits / 8e12:,.2f} TB at {bits:g} bits a value"
     head = ["processes", "ideal, hours", "simulated", "from a queue", "deaths", "process hours"]
     return (
-        f"A billion samples of {shape} are {2e9 * values / 1e12:,.1f} TB as bfloat16, and {1e9 * values * bits / 8e12:,.2f} "
-        f"TB at {bits:g} bits a value. Measured: {rate:,.0f} samples a second of one process with recorder "
-        f"{row['settings']['model']} ({row['device']}, {metrics['threads']} threads).\n\n{table(head, lines)}"
+        f"A billion samples of {shape} are {sizes}. Measured: {rate:,.0f} samples a second of one process with "
+        f"recorder {row['settings']['model']} ({row['device']}, {metrics['threads']} threads).\n\n{table(head, lines)}"
     )
 
 
