@@ -346,7 +346,7 @@ class Recording:
             values = given.to(self.device).float()
             if not values.isfinite().all():
                 raise not_finite(source.name, given.cpu(), int(ids[0]))
-            result[rows] = replayer.show(replayer.code(values))
+            result[rows] = replayer.code(values).shown
         return result
 
     @property
@@ -357,9 +357,9 @@ class Recording:
     def load(self) -> Replayer:
         """Return what decodes samples, codes unseen ones and shows their symbols; tensors are read at the first call.
 
-        >>> symbols = recording.load().code(torch.rand(8, 4, 3, 3))
-        >>> symbols.shape, recording.load().show(symbols).shape
-        (torch.Size([8, 36]), torch.Size([8, 4, 3, 3]))
+        >>> symbols, shown = recording.load().code(torch.rand(8, 4, 3, 3))
+        >>> symbols.shape, torch.equal(recording.load().show(symbols), shown)
+        (torch.Size([8, 36]), True)
         """
         if self._replayer is None:
             settings = self._archive.metadata["settings"]
