@@ -20,8 +20,9 @@ from torch import Tensor
 
 from krnet.config import check_int, parse_size
 from krnet.device import dtype_name, pick_device
-from krnet.errors import FeatureError, InputError, KrnetWarning, LabelError, ResumeError
+from krnet.errors import FeatureError, InputError, KrnetWarning, LabelError, LengthsError, ResumeError
 from krnet.features.joined import join, members
+from krnet.features.sequences import check_lengths, stored_lengths
 from krnet.features.source import FeatureSource, check_labels, has_labels, open_features
 from krnet.features.stats import changed
 from krnet.io import archive
@@ -35,6 +36,7 @@ from krnet.parts.manifest import MANIFEST, MODEL
 from krnet.parts.misfits import Misfits
 from krnet.parts.part import MAX_SAMPLES, Entry, Origin, open_part, part_name, write_part
 from krnet.parts.recording import PartsRecording
+from krnet.parts.sequences import place_lengths
 from krnet.progress import Watch, closing_watch, counting
 from krnet.recorders.base import get_recorder, recorder_names
 from krnet.recording import Recording
@@ -50,6 +52,7 @@ def encode(
     features: Any,
     labels: Any = None,
     *,
+    lengths: Any = None,
     out: AnyPath,
     part_samples: int | None = None,
     moves: int | None = None,
@@ -68,6 +71,8 @@ def encode(
     model         a recording (.krn): what was learned from its samples codes the new ones. The folder gets a copy
     features      as for krnet.record; or a list of paths, whose samples follow each other
     labels        one integer per sample. By default those that lie beside the features, as `krnet.extract` writes them
+    lengths       of sequences, see krnet.record; one may lie in several parts. By default the arrays `lengths` beside
+                  the features. They are kept in `sequences.krn`
     out           folder to write: `model.krn`, `part-*.krn` and, last, `manifest.json`
     part_samples  samples in a part; by default as many as take about 32 MB, and at most 65,536
     moves         for recorder krnet: how often a code is moved towards the least error; 0 is the fastest
@@ -80,10 +85,11 @@ def encode(
     (60, torch.Size([4, 3, 3]), 60)
     """
     folder = check_name(out)
-    refuse_overlap("encode", [folder], [model, features, labels])
+    refuse_overlap("encode", [folder], [model, features, labels, lengths])
     check_output(folder)
     recording = _open_model(model, device, max_bytes)
     source, label_source = _open_samples(features, labels, key)
+    sequence_lengths = _open_lengths(lengths, features, source, key)
     _check(recording, source)
     origin = Origin(recording.fingerprint, recording.shape, dtype_name(source.dtype), label_source is not None)
     with working_in(folder):
@@ -94,6 +100,7 @@ def encode(
                 f"another folder"
             )
         _place_model(folder, recording)
+        sequences = place_lengths(folder, sequence_lengths)
         plan = list(part_ranges(len(source), part_samples or default_part_samples(recording)))
         _refuse_other_parts(folder, plan)
         entries, class_names = list[Entry](), set[int]()
@@ -111,7 +118,7 @@ def encode(
             tell(stop)
         num_classes = len(class_names) if origin.has_labels else None
         model_bytes = (folder / MODEL).stat().st_size
-        manifest = write_manifest(folder, origin, model_bytes, num_classes, entries)
+        manifest = write_manifest(folder, origin, model_bytes, num_classes, entries, sequences)
     warn_of_misfits(folder, manifest.measured.misfits, len(source), recording.r2)
     return PartsRecording(folder, recording.device, max_bytes=recording.max_bytes)
 
@@ -156,8 +163,7 @@ def _open_model(model: AnyPath | Recording, device: str | None, max_bytes: int |
 
 def _open_samples(features: Any, labels: Any, key: str | None) -> tuple[FeatureSource, FeatureSource | None]:
     """Features, and labels if there are any, each as one source."""
-    several = isinstance(features, list | tuple) and features and all(map(_is_path, features))
-    given = list(features) if several else [features]
+    given = _given(features)
     source = join([open_features(one, key=key) for one in given])
     if labels is not None:
         return source, _label_source(labels, len(source))
@@ -170,6 +176,27 @@ def _open_samples(features: Any, labels: Any, key: str | None) -> tuple[FeatureS
         )
     beside = join([open_features(one, key="labels") for one in given])
     return source, _check_label_source(beside, len(source))
+
+
+def _given(features: Any) -> list[Any]:
+    """The files of features; the features themselves, if they are no list of files."""
+    several = isinstance(features, list | tuple) and features and all(map(_is_path, features))
+    return list(features) if several else [features]
+
+
+def _open_lengths(lengths: Any, features: Any, source: FeatureSource, key: str | None) -> Tensor | None:
+    """Lengths of sequences if there are any; those of several files follow each other, as their samples do."""
+    if lengths is not None:
+        return check_lengths(lengths, len(source))
+    files = zip(_given(features), members(source), strict=True)
+    found = [stored_lengths(given, key, len(member)) for given, member in files]
+    whole = [part for part in found if part is not None]
+    if 0 < len(whole) < len(found):
+        raise LengthsError(
+            f"{source.name}: some of these files hold lengths of sequences, and others hold none. Give all lengths in "
+            f"one file (--lengths; in Python, lengths=), or leave them out with --key features (key='features')"
+        )
+    return torch.cat(whole) if whole else None
 
 
 def _is_path(value: object) -> bool:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from krnet.cli import output
-from krnet.cli.options import Device, Json, Key, MaxBytes, Quiet
+from krnet.cli.options import Device, Json, Key, Lengths, MaxBytes, Quiet
 from krnet.cli.output import say
 
 
@@ -44,6 +44,7 @@ def encode(
             show_default="those in the files of FEATURES",
         ),
     ] = None,
+    lengths: Lengths = None,
     key: Key = None,
     part_samples: Annotated[
         int | None,
@@ -88,8 +89,8 @@ def encode(
     try:
         with Display(quiet) as display:
             recording = encoding.encode(
-                model, features, labels, out=out, part_samples=part_samples, moves=moves, resume=resume, device=device,
-                key=key, max_bytes=max_bytes, watch=display,
+                model, features, labels, lengths=lengths, out=out, part_samples=part_samples, moves=moves,
+                resume=resume, device=device, key=key, max_bytes=max_bytes, watch=display,
             )  # fmt: skip
     except KeyboardInterrupt:
         num_parts = len(list(out.glob("part-*.krn")))

@@ -19,8 +19,9 @@ from krnet.io.atomic import TEMPORARY_END, atomic_write
 from krnet.io.lock import LOCK_NAME
 from krnet.parts.manifest import MANIFEST, MAX_MANIFEST_BYTES, MODEL, REBUILD, Manifest, parse_manifest
 from krnet.parts.part import NAME, REPAIR, Entry, Origin
+from krnet.parts.sequences import SEQUENCES, Listed
 
-OWN_NAMES = (MANIFEST, MODEL, LOCK_NAME)
+OWN_NAMES = (MANIFEST, MODEL, SEQUENCES, LOCK_NAME)
 
 
 def is_folder_of_parts(path: Path) -> bool:
@@ -50,7 +51,10 @@ def read_manifest(folder: Path) -> Manifest:
     except OSError as error:
         raise NotARecordingError(f"{path}: cannot be read ({error.strerror}). Check its permissions") from error
     manifest = parse_manifest(path, content)
-    for name, expected in [(MODEL, manifest.model_bytes), *((part.name, part.size_bytes) for part in manifest.parts)]:
+    expected_sizes = [(MODEL, manifest.model_bytes), *((part.name, part.size_bytes) for part in manifest.parts)]
+    if manifest.sequences is not None:
+        expected_sizes.append((SEQUENCES, manifest.sequences.size_bytes))
+    for name, expected in expected_sizes:
         found = _size_inside(folder, name)
         if found != expected:
             raise TruncatedRecordingError(
@@ -95,9 +99,14 @@ def check_output(folder: Path) -> None:
 
 
 def write_manifest(
-    folder: Path, origin: Origin, model_bytes: int, num_classes: int | None, parts: Sequence[Entry]
+    folder: Path,
+    origin: Origin,
+    model_bytes: int,
+    num_classes: int | None,
+    parts: Sequence[Entry],
+    sequences: Listed | None = None,
 ) -> Manifest:
-    manifest = Manifest(origin, model_bytes, num_classes, tuple(parts))
+    manifest = Manifest(origin, model_bytes, num_classes, tuple(parts), sequences)
     with atomic_write(folder / MANIFEST) as file:
         file.write(manifest.to_json().encode())
     return manifest
