@@ -115,8 +115,8 @@ def encode(
     try:
         with Display(quiet or not rank.is_first) as display:
             recording = encoding.encode_share(
-                model, features, labels, lengths=lengths, out=out, share=rank.share_of(share),
-                is_waiting=rank.leads, part_samples=part_samples, moves=moves, resume=resume or rank.restarts > 0, device=rank.device(device),
+                model, features, labels, lengths=lengths, out=out, share=rank.share_of(share), is_waiting=rank.leads,
+                part_samples=part_samples, moves=moves, resume=resume or rank.restarts > 0, device=rank.device(device),
                 key=key, max_bytes=max_bytes, watch=display,
             )  # fmt: skip
     except KeyboardInterrupt:
