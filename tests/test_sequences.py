@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,13 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 import krnet
-from forge import rewrite_metadata
+from forge import rewrite_manifest, rewrite_metadata
 from krnet.cli.app import app
-from krnet.errors import InputError, LengthsError, NotARecordingError, ResumeError, UnknownSampleError
+from krnet.errors import ChecksumError, InputError, LengthsError, NotARecordingError, ResumeError, UnknownSampleError
 from krnet.features.sequences import check_lengths, pack_lengths, unpack_lengths
 from krnet.io import archive
 
+pytestmark = pytest.mark.filterwarnings("ignore::krnet.errors.KrnetWarning")
 LENGTHS = [5, 1, 0, 300, 14]
 N = sum(LENGTHS)
 
@@ -144,6 +146,76 @@ def test_a_finished_recording_of_other_sequences_is_not_resumed(states, tmp_path
             krnet.record(states, lengths=other, **record)
 
 
+@pytest.fixture(scope="module")
+def folder(states, recording, tmp_path_factory) -> Path:
+    """Of two parts; a sequence lies in both."""
+    out = tmp_path_factory.mktemp("folder") / "texts"
+    krnet.encode(recording, states, lengths=LENGTHS, out=out, part_samples=256)
+    return out
+
+
+def test_a_sequence_may_lie_in_two_parts_of_a_folder(folder, recording):
+    found = krnet.open(folder)
+    assert found.info()["num_parts"] == 2 and found.info()["num_sequences"] == len(LENGTHS)
+    assert found.sequences.ids(3).tolist() == list(range(6, 306))
+    assert torch.equal(found.sequences[3], recording.sequences[3])
+    assert found.info()["bytes"] == sum(path.stat().st_size for path in folder.glob("*.krn"))
+    krnet.verify(folder)
+
+
+def test_a_folder_is_copied_with_its_sequences(folder, tmp_path):
+    krnet.open(folder).save(tmp_path / "copy")
+    assert krnet.open(tmp_path / "copy").lengths.tolist() == LENGTHS
+
+
+def test_lengths_in_several_files_are_those_of_the_folder(states, recording, tmp_path):
+    for name, chosen, lengths in (("a", states[:100], [40, 60]), ("b", states[100:], [220]), ("c", states, None)):
+        tensors = {"features": chosen} | ({} if lengths is None else {"lengths": torch.tensor(lengths)})
+        save_file(tensors, tmp_path / f"{name}.safetensors")
+    files = [tmp_path / f"{name}.safetensors" for name in "abc"]
+    assert krnet.encode(recording, files[:2], out=tmp_path / "out").lengths.tolist() == [40, 60, 220]
+    with pytest.raises(LengthsError, match="others hold none"):
+        krnet.encode(recording, files, out=tmp_path / "more")
+
+
+def test_a_folder_is_resumed_with_the_same_lengths_only(folder, states, recording, tmp_path):
+    own = shutil.copytree(folder, tmp_path / "own")
+    (own / "manifest.json").unlink()
+    again = {"out": own, "part_samples": 256, "resume": True}
+    for other in (None, [N]):
+        with pytest.raises(ResumeError, match="other sequences"):
+            krnet.encode(recording, states, lengths=other, **again)
+    krnet.encode(recording, states, lengths=LENGTHS, **again)
+    assert (own / "manifest.json").read_bytes() == (folder / "manifest.json").read_bytes()
+
+
+@pytest.mark.parametrize("forged", [[N + 1, -1], [N - 1], [2**63 - 1, N], [N, 0]])
+def test_forged_lengths_of_a_folder_are_a_named_error(folder, tmp_path, forged):
+    own = shutil.copytree(folder, tmp_path / "own")
+    archive.write(own / "sequences.krn", {"sequences": torch.tensor(forged)}, {"kind": "sequences"})
+    kept = archive.open_archive(own / "sequences.krn")
+    entry = {"name": "sequences.krn", "number": 1, "size_bytes": kept.nbytes, "digest": kept.checksum}
+    rewrite_manifest(own, lambda table: table.update(sequences=entry))
+    for use in (lambda: krnet.open(own).sequences, lambda: krnet.verify(own)):
+        with pytest.raises(NotARecordingError, match="sequences"):
+            use()
+
+
+def test_a_folder_whose_lengths_are_missing_or_of_another_is_refused(folder, tmp_path):
+    own = shutil.copytree(folder, tmp_path / "own")
+    archive.write(own / "sequences.krn", pack_lengths(torch.tensor([5, 1, 0, 299, 15])), {"kind": "sequences"})
+    with pytest.raises(ChecksumError, match="not the file"):
+        krnet.verify(own)
+    (own / "sequences.krn").unlink()
+    with pytest.raises(NotARecordingError, match="cannot be read"):
+        krnet.open(own)
+    shutil.copy(folder / "sequences.krn", own)
+    for entry in ({}, None, {"name": "../x", "number": 1, "size_bytes": 1, "digest": "0" * 32}):
+        rewrite_manifest(own, lambda table, entry=entry: table.update(sequences=entry))
+        with pytest.raises(NotARecordingError, match="entry"):
+            krnet.open(own)
+
+
 def run(*words: object) -> str:
     result = CliRunner().invoke(app, [str(word) for word in words])
     assert result.exit_code == 0, result.output
@@ -158,6 +230,8 @@ def test_the_command_line_records_appends_and_replays_sequences(states, tmp_path
     assert "5 sequences" in run("info", "x.krn")
     run("append", "x.krn", "x.npy", "--lengths", "l.npy", "-o", "x.krn")
     run("replay", "x.krn", "--sequences", "8,0", "-o", "two.npy", "--lengths-out", "two-lengths.npy")
+    run("encode", "--model", "x.krn", "x.npy", "--lengths", "l.npy", "-o", "parts")
+    assert "5 sequences" in run("info", "parts")
     recording = krnet.open(Path("x.krn"))
     assert np.load("two-lengths.npy").tolist() == [300, 5]
     assert np.array_equal(np.load("two.npy"), torch.cat(recording.sequences[[8, 0]]).numpy())
