@@ -95,7 +95,18 @@ class CodesFit(NetworkFit):
         self.current_bits = current_bits.detach()
         # The price of a bit is what it gains. Quantisation error is step^2 / 12, and one more bit halves the step:
         # -d error / d bits = 2 ln 2 step^2 / 12.
-        return feature_loss, total_loss + (2 * math.log(2) / 12) * self.step_size.square() * current_bits
+        # Of several processes each knows the bits of the whole batch, and counts its share of their price.
+        price = (2 * math.log(2) / 12) * self.step_size.square() / self.team.count
+        return feature_loss, total_loss + price * current_bits
+
+    @property
+    def own_codes(self) -> Tensor:
+        """The codes of the batch whose samples this process replays."""
+        return self.batch_codes[self.team.own()]
+
+    def gradients(self) -> list[Tensor]:
+        assert self.batch_codes.grad is not None
+        return [*super().gradients(), self.batch_codes.grad]
 
     @torch.no_grad()
     def after_step(self, ids: Tensor) -> None:
