@@ -22,6 +22,7 @@ from krnet.device import pick_device
 from krnet.errors import BudgetError, FeatureError, FidelityError, InputError
 from krnet.features.metrics import fidelity
 from krnet.features.samples import Samples
+from krnet.features.sequences import check_lengths, stored_lengths
 from krnet.features.source import check_labels, open_features, stored_labels
 from krnet.features.stats import check_unchanged, digest_of_parts, scan
 from krnet.io import archive
@@ -65,6 +66,7 @@ def record(
     features: Any,
     labels: Any = None,
     *,
+    lengths: Any = None,
     recorder: str | None = None,
     preset: str | None = None,
     iterations: int | None = None,
@@ -92,6 +94,8 @@ def record(
                .safetensors, or a folder of shards), or anything with len() and [i]
     labels     one integer per sample; the file keeps them. By default the array `labels` of a file that holds it beside
                `features`, as `krnet.extract` writes it
+    lengths    of sequences, where the samples are those of sequences of different length, one after the other, as
+               `torch.cat` joins them: recording.sequences[i] replays one. By default the array `lengths` of a file
     recorder   how to store the features. Default: krnet; with a preset: paper; with a start: the one that wrote it
     preset     size of a network of the paper: cifar100, imagenet, ...
     budget     size of the file in bytes, at most, as 12_000_000 or "12MB" (MB = 10^6); the recording is the best that
@@ -154,13 +158,16 @@ def record(
         check_int("room", room, 1)
     _check_team(chosen, {"start": start, "target_r2": target_r2}, out)
     keeper, path = destination(out)
-    refuse_overlap("record", [path], [features, labels, images, earlier])
+    refuse_overlap("record", [path], [features, labels, lengths, images, earlier])
     if chosen.trains and out is not None and not resume:
         refuse_foreign(_checkpoint_path(path))
     source = open_features(features, key=key)
     if labels is None:
         labels = stored_labels(features, key, len(source))
-    samples = Samples(len(source), source.shape, check_labels(labels, len(source)))
+    if lengths is None:
+        lengths = stored_lengths(features, key, len(source))
+    sequence_lengths = check_lengths(lengths, len(source))
+    samples = Samples(len(source), source.shape, check_labels(labels, len(source)), sequence_lengths)
     if room is not None and room < len(source):
         raise InputError(
             f"room is {room}, fewer than the {len(source)} samples there are; expected as many as the file is to hold "

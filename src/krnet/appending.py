@@ -23,6 +23,7 @@ from krnet.device import dtype_name
 from krnet.errors import FeatureError, InputError, LabelError, SettingError
 from krnet.features.metrics import Moments, fidelity
 from krnet.features.samples import Samples
+from krnet.features.sequences import joined_lengths, refuse_lack
 from krnet.features.source import ExtendedSource, FeatureSource, check_labels
 from krnet.features.stats import chain_digests, scan
 from krnet.io import archive
@@ -62,6 +63,8 @@ class Addition:
 
     features: FeatureSource
     labels: Any = None
+    lengths: Tensor | None = None
+    """Of sequences, checked."""
     budget: int | str | None = None
     head: nn.Module | None = None
     watch: Watch | None = None
@@ -116,9 +119,10 @@ def default_budget(start: Earlier, metadata: Mapping[str, Any], samples: Samples
         if num_all >= room:
             return int(budget * num_all / room)
         return held_bytes + int((budget - held_bytes) * (num_all - num_held) / (room - num_held))
+    held = Samples(num_held, start.shape, start.labels, start.lengths)
     label_bytes, held_label_bytes = (
         len(str(described["classes"])) + sum(tensor.nbytes for tensor in tensors.values())
-        for described, tensors in (samples.describe(), Samples(num_held, start.shape, start.labels).describe())
+        for described, tensors in (samples.describe(), held.describe())
     )
     return int((held_bytes - held_label_bytes) * num_all / num_held) + label_bytes
 
@@ -138,7 +142,7 @@ def _job(recorder: Recorder, start: Earlier, metadata: Mapping[str, Any], added:
         kept |= {"iterations": None, "time_budget": None}
     return Job(
         source=ExtendedSource(replays, new),
-        samples=Samples(len(start) + len(new), start.shape, labels),
+        samples=Samples(len(start) + len(new), start.shape, labels, joined_lengths(start.lengths, added.lengths)),
         stats=replace(scan(new, watch=added.watch), low=low, high=high),
         fit=from_dict(FitConfig, {**kept, **given, "stop_at_r2": None, "device": str(device)}),
         device=device,
@@ -175,6 +179,7 @@ def _check(recorder: Recorder, start: Earlier, metadata: Mapping[str, Any], adde
             f"{new.name}: values of type {dtype}; {path} was recorded from {metadata['feature_dtype']}. Convert them "
             f"to {metadata['feature_dtype']}"
         )
+    refuse_lack(start.lengths, added.lengths, path)
     if (start.labels is None) != (added.labels is None):
         raise LabelError(
             f"{path}: has no labels, and labels are given. Leave them out, or record all samples anew with labels"

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from krnet.config import check_int, parse_size
 from krnet.device import dtype_name, pick_device
-from krnet.errors import FeatureError, InputError, KrnetWarning, LabelError, ResumeError
+from krnet.errors import FeatureError, InputError, KrnetWarning, LabelError, LengthsError, ResumeError
 from krnet.features.joined import join, members
+from krnet.features.sequences import check_lengths, stored_lengths
 from krnet.features.source import FeatureSource, check_labels, has_labels, open_features
 from krnet.features.stats import changed
 from krnet.io import archive
@@ -40,6 +41,7 @@ from krnet.parts.manifest import MANIFEST, MODEL, Manifest
 from krnet.parts.misfits import Misfits
 from krnet.parts.part import MAX_SAMPLES, NAME, Entry, Origin, open_part, part_name, write_part
 from krnet.parts.recording import PartsRecording
+from krnet.parts.sequences import place_lengths
 from krnet.parts.shares import collect, missing_parts, name_of
 from krnet.progress import Watch, announcing, closing_watch, counting
 from krnet.ranks import wait
@@ -58,6 +60,7 @@ def encode(
     features: Any,
     labels: Any = None,
     *,
+    lengths: Any = None,
     out: AnyPath,
     part_samples: int | None = None,
     moves: int | None = None,
@@ -76,6 +79,8 @@ def encode(
     model         a recording (.krn), or a folder of krnet.encode; a path or a URL. The folder gets a copy
     features      as for krnet.record; or a list of paths and URLs, whose samples follow each other
     labels        one integer per sample. By default those that lie beside the features, as `krnet.extract` writes them
+    lengths       of sequences, see krnet.record; one may lie in several parts. By default the arrays `lengths` beside
+                  the features. They are kept in `sequences.krn`
     out           folder to write, a path or a URL: `model.krn`, `part-*.krn` and, last, `manifest.json`
     part_samples  samples in a part; by default as many as take about 32 MB, and at most 65,536
     moves         for recorder krnet: how often a code is moved towards the least error; 0 is the fastest
@@ -88,8 +93,8 @@ def encode(
     (60, torch.Size([4, 3, 3]), 60)
     """
     recording = encode_share(
-        model, features, labels, out=out, share=(0, 1), part_samples=part_samples, moves=moves, resume=resume,
-        device=device, key=key, max_bytes=max_bytes, watch=watch,
+        model, features, labels, lengths=lengths, out=out, share=(0, 1), part_samples=part_samples, moves=moves,
+        resume=resume, device=device, key=key, max_bytes=max_bytes, watch=watch,
     )  # fmt: skip
     assert recording is not None, "the only process finds all parts"
     return recording
@@ -100,6 +105,7 @@ def encode_share(
     features: Any,
     labels: Any = None,
     *,
+    lengths: Any = None,
     out: AnyPath,
     share: tuple[int, int],
     is_waiting: bool = False,
@@ -119,10 +125,11 @@ def encode_share(
     number, count = share
     folder = place(out) if is_url(out) else check_name(out)
     if isinstance(folder, Path):
-        refuse_overlap("encode", [folder], [model, *_given(features), labels])
+        refuse_overlap("encode", [folder], [model, *_given(features), labels, lengths])
     check_output(folder)
     recording = _open_model(model, device, max_bytes)
     source, label_source = _open_samples(features, labels, key)
+    sequence_lengths = _open_lengths(lengths, features, source, key)
     _check(recording, source)
     origin = Origin(recording.fingerprint, recording.shape, dtype_name(source.dtype), label_source is not None)
     with working_in(folder, together=count > 1) if isinstance(folder, Path) else nullcontext():
@@ -135,6 +142,7 @@ def encode_share(
                 f"another folder"
             )
         _place_model(folder, recording)
+        sequences = place_lengths(folder, sequence_lengths)
         _refuse_other_parts(folder, plan)
         entries, class_names = list[Entry](), set[int]()
         coder, done = PartCoder(recording, moves), 0
@@ -158,7 +166,7 @@ def encode_share(
                 return None
             entries, class_names = collect(folder, plan, origin)
         num_classes = len(class_names) if origin.has_labels else None
-        manifest = Manifest(origin, recording.nbytes, num_classes, tuple(entries))
+        manifest = Manifest(origin, recording.nbytes, num_classes, tuple(entries), sequences)
         write_manifest(folder, manifest)
     warn_of_misfits(folder, manifest.measured.misfits, len(source), recording.r2)
     return PartsRecording(folder, recording.device, max_bytes=recording.max_bytes)
@@ -219,9 +227,24 @@ def _open_samples(features: Any, labels: Any, key: str | None) -> tuple[FeatureS
 
 
 def _given(features: Any) -> list[Any]:
-    """Each of several files, or what else is given."""
+    """The files of features; the features themselves, if they are no list of files."""
     several = isinstance(features, list | tuple) and features and all(map(_is_path, features))
     return list(features) if several else [features]
+
+
+def _open_lengths(lengths: Any, features: Any, source: FeatureSource, key: str | None) -> Tensor | None:
+    """Lengths of sequences if there are any; those of several files follow each other, as their samples do."""
+    if lengths is not None:
+        return check_lengths(lengths, len(source))
+    files = zip(_given(features), members(source), strict=True)
+    found = [stored_lengths(given, key, len(member)) for given, member in files]
+    whole = [part for part in found if part is not None]
+    if 0 < len(whole) < len(found):
+        raise LengthsError(
+            f"{source.name}: some of these files hold lengths of sequences, and others hold none. Give all lengths in "
+            f"one file (--lengths; in Python, lengths=), or leave them out with --key features (key='features')"
+        )
+    return torch.cat(whole) if whole else None
 
 
 def _is_path(value: object) -> bool:

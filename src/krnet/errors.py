@@ -59,6 +59,10 @@ class LabelError(InputError):
     """The labels do not match the features."""
 
 
+class LengthsError(InputError):
+    """Lengths of sequences are missing, are no lengths, or do not add up to the samples."""
+
+
 class DataError(InputError):
     """Images cannot be learned from: they are missing, unreadable, or have the wrong type or shape."""
 

@@ -25,9 +25,10 @@ from krnet.errors import (
     NotARecordingError,
     OversizedRecordingError,
     RecordingError,
-    UnknownSampleError,
 )
-from krnet.features.samples import LABELS, Samples
+from krnet.features.ids import resolve_ids
+from krnet.features.samples import Samples
+from krnet.features.sequences import Sequences, check_lengths, no_sequences, stored_lengths
 from krnet.features.source import open_features, stored_labels
 from krnet.features.stats import normalise, not_finite
 from krnet.io import archive
@@ -99,8 +100,8 @@ class Recording:
 
     def _read_samples(self) -> Samples:
         kept = self._archive
-        read_labels = lambda: kept.tensor(LABELS) if LABELS in kept.names else None  # noqa: E731
-        return Samples.recall(kept.metadata, kept.nbytes, read_labels, kept.path, kept.limit)
+        read = lambda name: kept.tensor(name) if name in kept.names else None  # noqa: E731
+        return Samples.recall(kept.metadata, kept.nbytes, read, kept.path, kept.limit)
 
     def __getstate__(self) -> dict[str, Any]:
         # Workers read the tensors from the file: that is cheaper than to send them, and sends nothing on a GPU.
@@ -215,6 +216,28 @@ class Recording:
         return None if labels is None else labels.clone()
 
     @property
+    def lengths(self) -> Tensor | None:
+        """Lengths (S,) int64 of the sequences that the samples form; None if they were recorded without lengths.
+
+        >>> recording.lengths is None
+        True
+        """
+        return None if self._samples.lengths is None else self._samples.lengths.clone()
+
+    @property
+    def sequences(self) -> Sequences:
+        """The sequences, for a recording that was made with their lengths: each is replayed by its number.
+
+        >>> texts = krnet.record(torch.rand(9, 4), lengths=[2, 4, 3], recorder="raw")
+        >>> len(texts.sequences), texts.sequences[1].shape, [len(found) for found in texts.sequences[:2]]
+        (3, torch.Size([4, 4]), [2, 4])
+        """
+        lengths = self.lengths
+        if lengths is None:
+            raise no_sequences(self.path)
+        return Sequences(lengths, self.replay, self.path)
+
+    @property
     def num_classes(self) -> int | None:
         """Number of different labels; None if there are none.
 
@@ -323,7 +346,7 @@ class Recording:
             values = given.to(self.device).float()
             if not values.isfinite().all():
                 raise not_finite(source.name, given.cpu(), int(ids[0]))
-            result[rows] = replayer.show(replayer.code(values))
+            result[rows] = replayer.code(values).shown
         return result
 
     @property
@@ -334,9 +357,9 @@ class Recording:
     def load(self) -> Replayer:
         """Return what decodes samples, codes unseen ones and shows their symbols; tensors are read at the first call.
 
-        >>> symbols = recording.load().code(torch.rand(8, 4, 3, 3))
-        >>> symbols.shape, recording.load().show(symbols).shape
-        (torch.Size([8, 36]), torch.Size([8, 4, 3, 3]))
+        >>> symbols, shown = recording.load().code(torch.rand(8, 4, 3, 3))
+        >>> symbols.shape, torch.equal(recording.load().show(symbols), shown)
+        (torch.Size([8, 36]), True)
         """
         if self._replayer is None:
             settings = self._archive.metadata["settings"]
@@ -369,33 +392,7 @@ class Recording:
 
     def _parse_index(self, which: Any) -> Tensor:
         """Turn any index into IDs 0 .. N-1; negative IDs count from the end."""
-        n = len(self)
-        if isinstance(which, slice):
-            try:
-                chosen = range(n)[which]
-            except (TypeError, ValueError) as error:  # a step of 0, or limits that are no whole numbers
-                raise UnknownSampleError(f"{self.path}: {which} is not a range of samples ({error})") from error
-            return torch.arange(chosen.start, chosen.stop, chosen.step) if chosen else torch.empty(0, dtype=torch.long)
-        try:
-            # torch refuses arrays with negative strides; numpy copies them.
-            ids = torch.as_tensor(np.ascontiguousarray(which) if isinstance(which, np.ndarray) else which).cpu()
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise UnknownSampleError(f"{self.path}: {which!r:.99} is not an index of samples") from error
-        if ids.numel() == 0:
-            ids = ids.long()
-        if ids.dtype == torch.bool:
-            if ids.shape != (n,):
-                raise UnknownSampleError(f"{self.path}: a mask of shape {tuple(ids.shape)}; expected ({n},)")
-            return ids.nonzero().squeeze(1)
-        if ids.is_floating_point() or ids.is_complex():
-            raise UnknownSampleError(f"{self.path}: sample IDs are {ids.dtype}; expected whole numbers")
-        if ids.dtype == torch.uint64 and bool((ids.view(torch.int64) < 0).any()):  # as int64 they would be negative
-            raise UnknownSampleError(f"{self.path}: sample IDs of 2^63 and more; this file holds 0..{n - 1}")
-        ids = ids.long()
-        bad = ids[(ids < -n) | (ids >= n)]
-        if len(bad.reshape(-1)):
-            raise UnknownSampleError(f"{self.path}: no sample ID {int(bad.reshape(-1)[0])}; this file holds 0..{n - 1}")
-        return torch.where(ids < 0, ids + n, ids)
+        return resolve_ids(which, len(self), self.path)
 
     def info(self) -> dict[str, Any]:
         """Return size, quality and settings as plain values, as `krnet info --json` prints them.
@@ -419,6 +416,7 @@ class Recording:
             "feature_bytes": metadata["feature_bytes"],
             "compression_ratio": metadata["feature_bytes"] / self.nbytes,
             "num_classes": self.num_classes,
+            "num_sequences": self._num_sequences,
             "iterations": metadata["iterations"],
             "stopped_by": metadata["stopped_by"],
             "fast_extra_mse": self._fast_extra_mse(),
@@ -427,6 +425,10 @@ class Recording:
             "versions": metadata["versions"],
         }
         return info
+
+    @property
+    def _num_sequences(self) -> int | None:
+        return None if self._samples.lengths is None else len(self._samples.lengths)
 
     def _fast_extra_mse(self) -> float | None:
         """Return the MSE between fast and exact replays, normalised: as stored, or else measured now on a GPU."""
@@ -471,6 +473,7 @@ class Recording:
         features: Any,
         labels: Any = None,
         *,
+        lengths: Any = None,
         out: AnyPath | None = None,
         budget: int | str | None = None,
         head: nn.Module | None = None,
@@ -487,6 +490,7 @@ class Recording:
         features   as for krnet.record; samples of the same shape and type as the old ones
         labels     one integer per new sample, if the recording has labels; new classes may come. A file that
                    krnet.extract wrote has them inside
+        lengths    of the new sequences, if the recording has such; a sequence does not go on in those that are new
         out        file to write, by default a temporary one. It may be the recording's own file, which is replaced by
                    the grown one; go on with the Recording that is returned, this one cannot be saved or grown again
         budget     size of the grown file, at most. By default it has as many bytes a sample as now, or as planned with
@@ -506,17 +510,19 @@ class Recording:
         in_place = not is_url(self._archive.path) and same(path, self.path)
         if in_place:
             keeper = self._keep
-        refuse_overlap("append", [path], [features, labels])
+        refuse_overlap("append", [path], [features, labels, lengths])
         check_writable(path, num_bytes=self.nbytes)
         source = open_features(features, key=key)
         if labels is None and self.labels is not None:
             labels = stored_labels(features, key, len(source))
+        if lengths is None and self.lengths is not None:
+            lengths = stored_lengths(features, key, len(source))
         if in_place and archive.open_archive(path).checksum != self.fingerprint:
             raise InputError(
                 f"{path}: has changed since this Recording was opened. Append to the Recording that the last append "
                 f"returned, or open the file again"
             )
-        added = Addition(source, labels, budget, head, watch, settings)
+        added = Addition(source, labels, check_lengths(lengths, len(source)), budget, head, watch, settings)
         archive.write(path, *grown_contents(self, self._archive.metadata, added, self.device, path))
         grown = archive.open_archive(path, self.max_bytes)
         return Recording(grown, self.device, self.precision, keeper, self._trunk)

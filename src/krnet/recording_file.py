@@ -45,7 +45,7 @@ from krnet.io.writable import check_name
 from krnet.recorders.base import PROBE_SAMPLES, PROBE_VALUES, Content, Earlier, Job, Recorder
 
 REPLACE = "leave out --resume (in Python, resume=True) to replace it"
-NO_LABELS = torch.zeros(0)
+NONE_GIVEN = torch.zeros(0)
 PROBE_TOLERANCE = 1e-4  # relative to the largest value; devices and thread counts differ by about 1e-6
 MAX_MSE = 2.0**62  # a header holds no larger number (recording.py)
 
@@ -95,9 +95,10 @@ def check_finished(
         found["target_r2"], expected["target_r2"] = info["fit"]["target_r2"], target_r2
     if budget is not None and info["fit"].get("budget") is not None:
         found["budget"], expected["budget"] = info["fit"]["budget"], budget
-    labels = (NO_LABELS if values is None else values for values in (samples.labels, recording.labels))
-    if not torch.equal(*labels):
-        found["labels"], expected["labels"] = "others", "as given"
+    pairs = {"labels": (samples.labels, recording.labels), "lengths": (samples.lengths, recording.lengths)}
+    for name, pair in pairs.items():
+        if not torch.equal(*(NONE_GIVEN if values is None else values for values in pair)):
+            found[name], expected[name] = "others", "as given"
     if digest is not None:
         found["features"], expected["features"] = archive.open_archive(path).metadata["features"], digest
     for name, value in expected.items():

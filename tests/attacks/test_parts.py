@@ -6,9 +6,7 @@ import json
 import os
 import shutil
 import tracemalloc
-from collections.abc import Callable
 from contextlib import suppress
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from hypothesis import strategies as st
 from test_run_folders import JSON
 
 import krnet
-from forge import rewrite_header, rewrite_metadata
+from forge import rewrite_header, rewrite_manifest, rewrite_metadata
 from krnet.errors import KrnetError, OversizedRecordingError, RecordingError
 from krnet.io import archive
 from maps import relu_maps
@@ -47,16 +45,6 @@ def use(folder: Path) -> None:
     recording = krnet.open(folder)
     repr(recording), recording.info(), recording.labels, recording[[0, -1]]
     krnet.verify(folder)
-
-
-def rewrite_manifest(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
-    """Let `edit` change the manifest in place; its digest is made right, as docs/format.md describes it."""
-    path = folder / "manifest.json"
-    table = json.loads(path.read_text())
-    edit(table)
-    table.pop("digest", None)
-    digest = blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=16).hexdigest()
-    path.write_text(json.dumps({"digest": digest, **table}))
 
 
 def adopt_part(folder: Path, name: str = PART) -> None:

@@ -36,6 +36,14 @@ def record(trunk: nn.Module, images: Tensor, labels: list[int]) -> Recording:
     return krnet.open("maps.krn", "cpu", "fast", trunk=trunk)
 
 
+def texts(states: Tensor) -> None:
+    recording = krnet.record(states, lengths=[3, 4], recorder="pca")
+    assert_type(recording.lengths, Tensor | None)
+    assert_type(recording.sequences[1], Tensor)
+    assert_type(recording.sequences[:2], list[Tensor])
+    assert_type(recording.append(states, lengths=np.array([7])).sequences.ids([0, -1]), Tensor)
+
+
 def replay(recording: Recording) -> None:
     assert_type(recording[5], Tensor)
     assert_type(recording[[3, -1]], Tensor)

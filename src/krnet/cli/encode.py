@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from krnet.cli import output
-from krnet.cli.options import Device, Json, Key, MaxBytes, Quiet, option
+from krnet.cli.options import Device, Json, Key, Lengths, MaxBytes, Quiet, option
 from krnet.cli.output import say
 from krnet.config import parse_share
 from krnet.io.places import parse_place, place
@@ -58,6 +58,7 @@ def encode(
             show_default="those in the files of FEATURES",
         ),
     ] = None,
+    lengths: Lengths = None,
     key: Key = None,
     part_samples: Annotated[
         int | None,
@@ -114,7 +115,7 @@ def encode(
     try:
         with Display(quiet or not rank.is_first) as display:
             recording = encoding.encode_share(
-                model, features, labels, out=out, share=rank.share_of(share), is_waiting=rank.leads,
+                model, features, labels, lengths=lengths, out=out, share=rank.share_of(share), is_waiting=rank.leads,
                 part_samples=part_samples, moves=moves, resume=resume or rank.restarts > 0, device=rank.device(device),
                 key=key, max_bytes=max_bytes, watch=display,
             )  # fmt: skip

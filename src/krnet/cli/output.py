@@ -253,6 +253,8 @@ def info_rows(info: Mapping[str, Any]) -> Rows:
     from krnet.recorders.base import get_recorder  # imports torch
 
     classes = "no labels" if info["num_classes"] is None else f"{info['num_classes']:,} classes"
+    if info["num_sequences"] is not None:
+        classes += f", in {info['num_sequences']:,} sequences"
     settings = get_recorder(info["recorder"]).settings_text(info["settings"])
     return [
         ("recording", info["path"]),

@@ -31,6 +31,7 @@ from krnet.cli.options import (
     Images,
     Json,
     Key,
+    Lengths,
     ListSettings,
     MaxBytes,
     Preset,
@@ -202,6 +203,7 @@ def record(
             metavar="L.npy", help="Class of each sample, an integer; the file keeps them.", show_default="none"
         ),
     ] = None,
+    lengths: Lengths = None,
     key: Key = None,
     preset: Preset = None,
     iterations: Annotated[
@@ -299,15 +301,15 @@ def record(
         device=rank.device(device),
     )
     _check_setting_names(given)
-    refuse_overlap("record", [out], [features, labels, images, trunk, start])
+    refuse_overlap("record", [out], [features, labels, lengths, images, trunk, start])
     was_finished = resume and out.exists()
     checkpoint = out.with_name(out.name + ".ckpt")
     old_write_time = _write_time_ns(checkpoint)
     try:
         with Display(quiet or not rank.is_first) as display, joined(rank, pick_device(given.get("device"))):
             recording = api.record(
-                features, labels, recorder=recorder, preset=preset, resume=resume, out=out, key=key, start=start,
-                images=images, trunk=_read_trunk(trunk, device), watch=display, budget=budget, room=room,
+                features, labels, lengths=lengths, recorder=recorder, preset=preset, resume=resume, out=out, key=key,
+                start=start, images=images, trunk=_read_trunk(trunk, device), watch=display, budget=budget, room=room,
                 target_r2=target_r2, **given,
             )  # fmt: skip
     except KeyboardInterrupt:
@@ -451,9 +453,22 @@ def replay(
             help="Sample IDs: 5, 0:100, ::10, 5,3,7:9 or -1 (the last), or @FILE.npy with integers or a mask.",
             show_default="all",
         ),
-    ] = ":",
+    ] = None,
+    sequences: Annotated[
+        Any,
+        typer.Option(
+            parser=option(parse_ids),
+            metavar="NUMBERS",
+            help="Sequences, one after the other, instead of --ids; written as --ids is.",
+            show_default="none",
+        ),
+    ] = None,
     labels_out: Annotated[
         Path | None, typer.Option(metavar="Y.npy", help="File for the labels.", show_default="none")
+    ] = None,
+    lengths_out: Annotated[
+        Path | None,
+        typer.Option(metavar="L.npy", help="With --sequences: file for their lengths.", show_default="none"),
     ] = None,
     precision: Annotated[
         str, typer.Option(metavar="exact|fast", help="exact: fp32. fast: bf16 on a GPU; on a CPU the same as exact.")
@@ -469,20 +484,33 @@ def replay(
     \b
     Example:
       krnet replay features.krn --ids 0:100 -o first.npy
+      krnet replay texts.krn --sequences 0:10 -o first.npy --lengths-out lengths.npy
     """
     from krnet import api, export
     from krnet.cli.progress import Display
     from krnet.io.overlap import refuse_overlap
 
-    refuse_overlap("replay", [out, labels_out], [path, trunk, ids if isinstance(ids, Path) else None])
+    if ids is not None and sequences is not None:
+        raise typer.BadParameter("give either --ids or --sequences")
+    if lengths_out is not None and sequences is None:
+        raise typer.BadParameter("--lengths-out applies only to --sequences; leave it out")
+    chosen = [given for given in (ids, sequences) if isinstance(given, Path)]
+    refuse_overlap("replay", [out, labels_out, lengths_out], [path, trunk, *chosen])
     recording = api.open(path, device, precision, trunk=_read_trunk(trunk, device), max_bytes=max_bytes)
-    chosen_ids = export.choose_ids(recording, ids)
+    lengths = None
+    if sequences is None:
+        chosen_ids = export.choose_ids(recording, parse_ids(":") if ids is None else ids)
+    else:
+        numbers = export.choose_ids(recording.sequences, sequences)
+        chosen_ids, lengths = recording.sequences.ids(numbers), recording.sequences.lengths[numbers]
     with Display(quiet) as display:
         num_bytes = export.write_replays(
             recording,
             chosen_ids,
             out,
             labels_path=labels_out,
+            lengths=lengths,
+            lengths_path=lengths_out,
             watch=display,
         )
     written = {

@@ -327,7 +327,8 @@ def _from_items(items: Any, name: str) -> FeatureSource:
             if found.shape != row.shape or found.dtype != row.dtype:
                 raise FeatureError(
                     f"{name}: sample {index} has shape {found.shape} and type {found.dtype}; expected "
-                    f"{tuple(row.shape)} and {row.dtype} like sample 0. All samples must be alike."
+                    f"{tuple(row.shape)} and {row.dtype} like sample 0. All samples must be alike. For sequences of "
+                    f"different length, join them to one array and give their lengths (--lengths; in Python, lengths=)."
                 )
             row.copy_(found.read(torch.tensor([0]))[0])
 
@@ -541,13 +542,16 @@ def _load_labels(path: Path, expected: str) -> np.ndarray:
     return np.asarray(np.load(path, allow_pickle=False))
 
 
+def array_names(features: Any) -> set[str]:
+    """Names of the arrays in a file or mapping that may hold several."""
+    if isinstance(features, (str, os.PathLike, Url)):
+        return set(_names(place(features)))
+    return set(features.keys()) if hasattr(features, "keys") else set()
+
+
 def has_labels(features: Any) -> bool:
     """Whether a file or mapping holds the arrays `features` and `labels`."""
-    if isinstance(features, (str, os.PathLike, Url)):
-        names = _names(place(features))
-    else:
-        names = list(features.keys()) if hasattr(features, "keys") else []
-    return {"features", "labels"} <= set(names)
+    return {"features", "labels"} <= array_names(features)
 
 
 def stored_labels(features: Any, key: str | None, num_samples: int) -> torch.Tensor | None:

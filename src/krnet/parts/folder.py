@@ -22,8 +22,9 @@ from krnet.io.places import Place, Url, place
 from krnet.io.ranged import open_ranged
 from krnet.parts.manifest import MANIFEST, MAX_MANIFEST_BYTES, MODEL, REBUILD, Manifest, parse_manifest
 from krnet.parts.part import NAME, REPAIR
+from krnet.parts.sequences import SEQUENCES
 
-OWN_NAMES = ("", MANIFEST, MODEL, LOCK_NAME)  # some stores list a folder itself, without a name
+OWN_NAMES = ("", MANIFEST, MODEL, SEQUENCES, LOCK_NAME)  # some stores list a folder itself, without a name
 RECORDING_END = ".krn"
 
 
@@ -50,6 +51,8 @@ def read_manifest(folder: Place) -> Manifest:
             raise NotARecordingError(f"{path}: has {file.size} bytes; expected at most {MAX_MANIFEST_BYTES}. {REBUILD}")
         manifest = parse_manifest(path, file.read(0, file.size))
     expected = {MODEL: manifest.model_bytes, **{part.name: part.size_bytes for part in manifest.parts}}
+    if manifest.sequences is not None:
+        expected[SEQUENCES] = manifest.sequences.size_bytes
     if isinstance(folder, Path):
         found = [_size_inside(folder / name) for name in expected]
     else:

@@ -21,6 +21,7 @@ from krnet.io.header import MAX_DIMS, digest, parse_json
 from krnet.io.memory import MemoryLimit
 from krnet.io.places import Place
 from krnet.parts.part import Entry, Measured, Origin, is_count, is_digest, parse_entry
+from krnet.parts.sequences import Listed, parse_listed
 
 MANIFEST, MODEL = "manifest.json", "model.krn"
 FORMAT, VERSION = "krnet-parts", 1
@@ -36,6 +37,8 @@ class Manifest:
     """None: there are no labels."""
     parts: tuple[Entry, ...]
     """In the order of their IDs, without hole or overlap."""
+    sequences: Listed | None = None
+    """The file with the lengths of sequences; None: there are none."""
 
     @property
     def num_samples(self) -> int:
@@ -43,8 +46,9 @@ class Manifest:
 
     @property
     def size_bytes(self) -> int:
-        """Of model and parts."""
-        return self.model_bytes + sum(part.size_bytes for part in self.parts)
+        """Of model, parts and lengths."""
+        lengths_bytes = 0 if self.sequences is None else self.sequences.size_bytes
+        return self.model_bytes + lengths_bytes + sum(part.size_bytes for part in self.parts)
 
     @cached_property
     def measured(self) -> Measured:
@@ -71,6 +75,7 @@ class Manifest:
             "feature_dtype": self.origin.dtype,
             "num_classes": self.num_classes,
             "model": {"name": MODEL, "size_bytes": self.model_bytes, "digest": self.origin.model},
+            **({} if self.sequences is None else {"sequences": self.sequences.to_json()}),
             "parts": [part.to_json() for part in self.parts],
         }
 
@@ -108,7 +113,8 @@ def parse_manifest(where: Place, content: bytes) -> Manifest:
             raise _refuse(where, "a field is missing, or has a value that none has", {**table, "parts": "..."})
     parts = tuple(parse_entry(where, row) for row in rows)
     check_order(where, parts)
-    manifest = Manifest(origin, model_bytes, num_classes, parts)
+    sequences = parse_listed(where, table["sequences"]) if "sequences" in table else None
+    manifest = Manifest(origin, model_bytes, num_classes, parts, sequences)
     if (manifest.num_samples, manifest.fingerprint) != (num_samples, stated):
         raise _refuse(where, "it has been changed: its digest is not that of what it says", stated)
     return manifest

@@ -20,7 +20,7 @@ from torch import Tensor
 from krnet.config import from_dict
 from krnet.errors import InputError, NotARecordingError
 from krnet.features.metrics import Moments
-from krnet.features.samples import LABELS, Samples
+from krnet.features.samples import Samples
 from krnet.io import archive
 from krnet.io.header import NO_DIGEST
 from krnet.io.places import Place
@@ -128,7 +128,7 @@ def open_part(folder: Place, name: str, max_bytes: int | None = None) -> Part:
     if metadata.get("kind") != KIND:
         raise NotARecordingError(f"{kept.path}: holds a {metadata.get('kind')!r:.40}; expected a part. {REPAIR}")
     samples = Samples.recall(
-        metadata, kept.nbytes, lambda: kept.tensor(LABELS) if LABELS in kept.names else None, kept.path, kept.limit
+        metadata, kept.nbytes, lambda name: kept.tensor(name) if name in kept.names else None, kept.path, kept.limit
     )
     match metadata:
         case {

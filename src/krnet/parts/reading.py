@@ -18,7 +18,7 @@ from krnet.io.places import Place
 from krnet.parts.manifest import MANIFEST, Manifest
 from krnet.parts.part import REPAIR, Part, open_part
 from krnet.parts.symbols import Coder, SymbolReader
-from krnet.recorders.base import Replayer
+from krnet.recorders.base import Coded, Replayer
 
 CACHE_BYTES = 512 << 20  # streams of open parts and decoded blocks that are kept
 
@@ -34,8 +34,8 @@ class PartsReplayer(Replayer):
     def decode(self, ids: Tensor, *, fast: bool = False) -> Tensor:
         return self.model.replayer.show(self.symbols(ids).to(self.model.device))
 
-    def code(self, features: Tensor, *, moves: int | None = None) -> Tensor:
-        return self.model.replayer.code(features, moves=moves)
+    def code(self, features: Tensor, *, moves: int | None = None, stored: bool = False) -> Coded:
+        return self.model.replayer.code(features, moves=moves, stored=stored)
 
     def show(self, symbols: Tensor) -> Tensor:
         return self.model.replayer.show(symbols)

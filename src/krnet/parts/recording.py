@@ -31,6 +31,7 @@ from krnet.parts.folder import check_output, read_manifest, write_manifest
 from krnet.parts.manifest import MANIFEST, MODEL, Manifest
 from krnet.parts.part import REPAIR, Part
 from krnet.parts.reading import PartsReplayer, naming, open_listed
+from krnet.parts.sequences import SEQUENCES, read_lengths
 from krnet.parts.symbols import Coder
 from krnet.recording import Recording
 from krnet.recording_file import check_probe
@@ -43,6 +44,7 @@ class PartsRecording(Recording):
         self, folder: AnyPath | Url, device: torch.device, precision: str = "exact", max_bytes: int | None = None
     ):
         self.folder = place(folder)
+        self._lengths: Tensor | None = None
         self.manifest = read_manifest(self.folder)
         self.model = Recording(archive.open_archive(self.folder / MODEL, max_bytes), device)
         if (self.model.fingerprint, self.model.shape) != (self.manifest.origin.model, self.manifest.origin.shape):
@@ -80,6 +82,17 @@ class PartsRecording(Recording):
             return None
         return torch.cat([part.labels for part in self._parts() if part.labels is not None])
 
+    @property
+    def lengths(self) -> Tensor | None:
+        """Read at the first call."""
+        if self._lengths is None and self.manifest.sequences is not None:
+            self._lengths = read_lengths(self.folder, self.manifest.sequences, len(self), self.max_bytes)
+        return None if self._lengths is None else self._lengths.clone()
+
+    @property
+    def _num_sequences(self) -> int | None:
+        return None if self.manifest.sequences is None else self.manifest.sequences.num_sequences
+
     def _parts(self) -> Iterator[Part]:
         for number in range(len(self.manifest.parts)):
             yield open_listed(self.folder, self.manifest, number, self.max_bytes)
@@ -113,6 +126,9 @@ class PartsRecording(Recording):
             with naming(part.kept.path):
                 errors.append(check_probe(part.kept, partial(self._replay_from, part.entry.first)))
             num_tensors += len(part.kept.names)
+        if self.manifest.sequences is not None:
+            read_lengths(self.folder, self.manifest.sequences, len(self), self.max_bytes)  # checks every byte
+            num_tensors += 1
         quality = {name: value for name, value in self.info().items() if name in REPORTED}
         return {"tensors": num_tensors, "probe_error": max(errors), "coded_r2": self.r2, **quality}
 
@@ -127,7 +143,8 @@ class PartsRecording(Recording):
             raise InputError(f"{target}: is not empty; expected a new folder. Choose another name")
         self.check()
         make_folder(target)
-        for name in [MODEL, *(part.name for part in self.manifest.parts)]:
+        sequences = [] if self.manifest.sequences is None else [SEQUENCES]
+        for name in [MODEL, *sequences, *(part.name for part in self.manifest.parts)]:
             copy(self.folder / name, target / name)
         write_manifest(target, self.manifest)
         return target

@@ -26,6 +26,9 @@ from krnet.train.loop import Outcome
 
 NO_NETWORK_BYTES = 4  # counted for a file without network; packed_bytes of no weights is 4 as well
 CODE_LR = 0.5  # peak learning rate of codes, as a share of a Newton step
+# The price of a bit, in squares of the step, is what it gains. Quantisation error is step^2 / 12, one more bit halves
+# the step: -d error / d bits = 2 ln 2 step^2 / 12.
+BIT_PRICE = 2 * math.log(2) / 12
 BUDGET_FILL = 0.985  # share of the budget that the fit aims at: it only estimates bits, so it keeps a margin
 MIN_BITS = 1e-6  # keeps the ratio of bits finite where codes take none
 FOLLOW_RATE = 0.2  # an update multiplies the step by exp(FOLLOW_RATE * (current_bits / target_bits - 1))
@@ -68,15 +71,16 @@ class CodesFit(NetworkFit):
         super().__init__(job, make)
 
     def bits(self, codes: Tensor) -> Tensor:
-        """Estimated bits per sample of a batch of codes (B, P k)."""
+        """Estimated bits per sample of a batch of codes (B, P k), or of those of some of its blocks."""
         mean_size = codes.abs().mean(0)
         grid = self.config.grid(self.job.source.shape)
         if grid.num_blocks > 1 and not grid.dct:  # all blocks of a map are alike
-            mean_size = mean_size.view(grid.num_blocks, -1).mean(0).repeat(grid.num_blocks)
+            blocks = mean_size.view(-1, self.config.components)
+            mean_size = blocks.mean(0).repeat(len(blocks))
         return laplace_bits(mean_size / self.step_size).sum()
 
-    def mean_bits(self, rows: Tensor) -> Tensor:
-        """Estimated bits per sample of these rows of the codes, as batches show them.
+    def mean_bits(self, rows: Tensor, columns: Tensor | None = None) -> Tensor:
+        """Estimated bits per sample of these rows of the codes, or of some of their columns, as batches show them.
 
         Fewer samples seem to have fewer bits. So where samples are so large that batches are small, the bits of batches
         are compared with those of as many samples at a time.
@@ -84,8 +88,9 @@ class CodesFit(NetworkFit):
         most_values = self.batch_values.get(self.job.device.type)
         is_small = self.job.fit.batch_size is None and wanted_batch_size(self.job, most_values) < BATCH_SAMPLES
         at_once = min(len(rows), batch_size(self.job, most_values)) if is_small else len(rows)
-        parts = [part for part in rows.split(at_once) if len(part) == at_once]
-        return torch.stack([CodesFit.bits(self, self.codes[part]) for part in parts]).mean()
+        parts = [self.codes[part] for part in rows.split(at_once) if len(part) == at_once]
+        parts = [part if columns is None else part[:, columns] for part in parts]
+        return torch.stack([CodesFit.bits(self, part) for part in parts]).mean()
 
     def _losses(self, ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """L_kr1, and the total loss with the price of the bits."""
@@ -93,10 +98,8 @@ class CodesFit(NetworkFit):
         feature_loss, total_loss = super()._losses(ids, values)
         current_bits = self.bits(self.batch_codes)
         self.current_bits = current_bits.detach()
-        # The price of a bit is what it gains. Quantisation error is step^2 / 12, and one more bit halves the step:
-        # -d error / d bits = 2 ln 2 step^2 / 12.
         # Of several processes each knows the bits of the whole batch, and counts its share of their price.
-        price = (2 * math.log(2) / 12) * self.step_size.square() / self.team.count
+        price = BIT_PRICE * self.step_size.square() / self.team.count
         return feature_loss, total_loss + price * current_bits
 
     @property
