@@ -392,6 +392,7 @@ class Recording:
             "num_classes": None if self._samples.labels is None else len(metadata["classes"]),
             "iterations": metadata["iterations"],
             "stopped_by": metadata["stopped_by"],
+            "twice_as_long": metadata.get("twice_as_long"),
             "fast_extra_mse": self._fast_extra_mse(),
             "settings": metadata["settings"],
             "fit": metadata["fit"],
