@@ -419,6 +419,7 @@ class Recording:
             "num_sequences": self._num_sequences,
             "iterations": metadata["iterations"],
             "stopped_by": metadata["stopped_by"],
+            "twice_as_long": metadata.get("twice_as_long"),
             "fast_extra_mse": self._fast_extra_mse(),
             "settings": metadata["settings"],
             "fit": metadata["fit"],

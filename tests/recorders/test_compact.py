@@ -313,9 +313,11 @@ def test_a_network_is_as_wide_as_was_found_best(channels, budget, width):
     assert affordable_widths((channels, 8, 8), int(budget * 1e6), LONG_FIT_LIMITS, network)[0] == width
 
 
-def test_a_fit_is_long_by_default_and_short_by_the_clock():
-    assert is_long(FitConfig()) and is_long(FitConfig(iterations=6000))
-    assert not is_long(FitConfig(iterations=200)) and not is_long(FitConfig(time_budget=60))
+def test_a_fit_is_long_by_default_on_a_gpu_and_short_by_the_clock():
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    assert is_long(FitConfig(), gpu) and is_long(FitConfig(iterations=6000), cpu)
+    assert not is_long(FitConfig(), cpu)
+    assert not is_long(FitConfig(iterations=200), gpu) and not is_long(FitConfig(time_budget=60), gpu)
 
 
 @pytest.mark.parametrize("at", [10, 20])

@@ -74,7 +74,8 @@ Preset = Annotated[
         show_default="none",
     ),
 ]
-NO_TIME_LIMIT = "no limit with --time-budget"  # the default of --iterations where a time is given
+# The default of --iterations where a time is given, and where krnet ends by itself.
+NO_TIME_LIMIT = "no limit with --time-budget; krnet on a CPU: until it no longer pays, 5 minutes at most"
 RecorderName = Annotated[
     str | None,
     typer.Option(

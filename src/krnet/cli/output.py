@@ -289,6 +289,14 @@ def fit_text(info: Mapping[str, Any]) -> str:
     return f"{info['fit_seconds']:.1f} s, {info['iterations']:,} iterations"
 
 
+def outlook_text(info: Mapping[str, Any]) -> str:
+    """What more time would buy, after a fit of open length."""
+    seconds, r2 = info["twice_as_long"]["seconds"], info["twice_as_long"]["r2"]
+    duration = f"{math.ceil(seconds)}s" if seconds < 100 else f"{math.ceil(seconds / 60)}m"
+    why = "ended, since more time would gain little" if info["stopped_by"] == "no_gain" else "took its time"
+    return f"the fit {why}: R2 is {info['r2']:.4f}, and about {r2:.4f} with --time-budget {duration}"
+
+
 def number_below(value: float, limit: float) -> str:
     """Format a value below `limit` with four digits, or with as many as it takes to look smaller than `limit`."""
     return next(text for digits in range(4, 18) if float(text := f"{value:.{digits}f}") < limit or digits == 17)

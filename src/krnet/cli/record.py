@@ -328,6 +328,8 @@ def record(
         say(f"{out}: recorded already; nothing to resume")
     info = {"path": str(out), **recording.info()}
     output.show(info, output.info_rows(info), as_json)
+    if info["twice_as_long"] and target_r2 is None and not was_finished:
+        say(output.outlook_text(info))
     target = stop_at_r2 if target_r2 is None else target_r2
     if target is not None and info["r2"] < target:
         advice = (

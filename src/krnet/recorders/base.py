@@ -129,6 +129,8 @@ class Content:
     iterations: int = 0
     seconds: float = 0.0
     stopped_by: str = "done"
+    share_left: float | None = None
+    """The share of the error that a fit twice as long would leave, as far as one of open length can tell."""
     made: Mapping[str, MadeRows] = field(default_factory=dict)
     """Further tensors, too large for the memory, whose rows are made when they are needed."""
 

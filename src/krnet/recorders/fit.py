@@ -41,10 +41,13 @@ from krnet.recorders.memory import map_numbers
 from krnet.team import team
 from krnet.train.config import BATCH_SAMPLES, FitConfig
 from krnet.train.loop import Checkpoint, Outcome, train
+from krnet.train.open_end import OpenEnd
 
 NET = "net."  # prefix of the network's tensors
 MIN_BATCH_SAMPLES = 4  # of the largest samples: the gradient of one or two alone says little
-WARM_UP_SHARE, HOLD_SHARE = 0.01, 0.3  # shares of a fit: the learning rate rises during the one, falls after the other
+WARM_UP_SHARE = 0.01  # share of a fit during which the learning rate rises
+HOLD_SHARES = {"fast": 0.3, "paper": 0.5}  # share of a fit after which the learning rate falls, by schedule
+OPEN_FIT_S = 300.0  # a fit of open length takes at most so many seconds
 CPU_PART_BYTES = 16 << 20  # of the largest map in a batch on a CPU: more would not stay in its cache
 GRAPH_BATCH_SIZES = (1, 16, 256)  # small batches are padded to one of these, each of which has its CUDA graph
 TARGET_EVERY = 50  # iterations between two checks of stop_at_r2
@@ -53,10 +56,16 @@ HEAD_CHUNK_SAMPLES = 4096  # samples that the head takes at once, before the fit
 
 def learning_rate(schedule: str, progress: float) -> float:
     """The learning rate as a share of its peak, when the share `progress` (0 to 1) of the run is done."""
-    if schedule == "paper":  # constant for one half, then linear down to a thousandth
-        return 1.0 if progress < 0.5 else 1 - (progress - 0.5) / 0.5 * 0.999
+    hold = HOLD_SHARES[schedule]
+    if schedule == "paper":  # constant, then linear down to a thousandth
+        return 1.0 if progress < hold else 1 - (progress - hold) / (1 - hold) * 0.999
     warm_up = min(1.0, (progress + 1e-4) / WARM_UP_SHARE)
-    return warm_up * min(1.0, (1 - progress) / (1 - HOLD_SHARE))
+    return warm_up * min(1.0, (1 - progress) / (1 - hold))
+
+
+def is_open(fit: FitConfig, device: torch.device) -> bool:
+    """Whether the settings leave open how long a fit is. On a GPU the schedule's number of iterations takes minutes."""
+    return fit.iterations is None and fit.time_budget is None and device.type == "cpu"
 
 
 def optimizers_for(net: nn.Module, fit: FitConfig, device: torch.device) -> list[torch.optim.Optimizer]:
@@ -131,6 +140,10 @@ class NetworkFit(ABC):
 
     batch_values: ClassVar[Mapping[str, int]] = {}
     """By type of device, the values of a batch at most, if the caller does not say how many samples it has."""
+    ends_by_itself: ClassVar[bool] = False
+    """A fit of open length ends when it no longer pays, or after OPEN_FIT_S; else after its schedule's iterations."""
+    least_warm_up: ClassVar[int] = 1
+    """Iterations in which the learning rate of a fit by the clock rises, at least."""
 
     def __init__(self, job: Job, make: Callable[[], nn.Module]):
         self.job, self.device, self.team = job, job.device, team()
@@ -143,6 +156,8 @@ class NetworkFit(ABC):
         self.peak_lrs = [float(optimizer.param_groups[0]["lr"]) for optimizer in self.optimizers]
         most_values = self.batch_values.get(self.device.type)
         self.wanted_batch_size = wanted_batch_size(job, most_values)
+        self.is_open = self.ends_by_itself and is_open(job.fit, job.device)
+        self.by_clock = self.is_open or job.fit.time_budget is not None
         self.feed = Feed(job.source, batch_size(job, most_values), job.fit.seed, self.device)
         # A frozen copy, so that the caller's module keeps its mode and its gradients.
         self.head = None
@@ -213,7 +228,10 @@ class NetworkFit(ABC):
         return feature_loss, feature_loss + self.job.fit.gamma * head_loss
 
     def step(self, iteration: int, progress: float) -> Tensor:
-        self._set_rates(learning_rate(self.job.fit.schedule, progress))
+        share = learning_rate(self.job.fit.schedule, progress)
+        if self.by_clock:
+            share *= min(1.0, (iteration + 1) / self.least_warm_up)
+        self._set_rates(share)
         batch = self.feed.batch(iteration)
         return self._update(*batch) if self.graph is None else self.graph(*batch)
 
@@ -304,6 +322,7 @@ def run_fit(recorder: Recorder, trainee: NetworkFit, settings: Mapping[str, Any]
         r2 = fidelity(trainee.decoder(recorder, content), job.source, stats).r2
         return bool(trainee.team.largest(r2 >= target)[0])
 
+    open_end = OpenEnd(HOLD_SHARES[job.fit.schedule]) if trainee.is_open else None
     checkpoint = None
     if job.checkpoint is not None:
         # Feed.run is part of it: features read from disk come in another order than those in memory.
@@ -311,6 +330,7 @@ def run_fit(recorder: Recorder, trainee: NetworkFit, settings: Mapping[str, Any]
         budget = {"budget": settings["most_bytes"]} if settings.get("most_bytes") else {}
         fingerprint = {"features": stats.digest, **budget, "run": trainee.feed.run, **settings}
         fingerprint |= fit_fingerprint(job, trainee.wanted_batch_size)
+        fingerprint |= {} if open_end is None else {"time_limit": OPEN_FIT_S}
         check_inputs = partial(check_unchanged, job.source, stats.digest)
         checkpoint = Checkpoint(job.checkpoint, fingerprint, job.fit.checkpoint_s, check_inputs)
     watch = job.watch
@@ -319,15 +339,19 @@ def run_fit(recorder: Recorder, trainee: NetworkFit, settings: Mapping[str, Any]
         outcome = train(
             trainee,
             max_iterations=job.fit.max_iterations,
-            time_budget_s=job.fit.time_budget,
+            time_budget_s=job.fit.time_budget if open_end is None else OPEN_FIT_S,
             checkpoint=checkpoint,
             resume=job.resume,
+            open_end=open_end,
             reached=reached,
             watch=None if watch is None else lambda progress: watch(add_r2(progress)),
         )
     finally:
         trainee.feed.close()
-    return trainee.content(outcome)
+    if open_end is None:
+        return trainee.content(outcome)
+    reason = "time_limit" if outcome.reason == "time_budget" else outcome.reason
+    return replace(trainee.content(replace(outcome, reason=reason)), share_left=open_end.share_left)
 
 
 class NetworkReplayer(Replayer):

@@ -23,7 +23,8 @@ class FitConfig:
     """How a recorder is fitted."""
 
     iterations: int | None = None
-    """Largest number of updates. By default the schedule's number, or no limit if time_budget is given."""
+    """Largest number of updates. By default the schedule's number, or no limit if time_budget is given; without both,
+    recorder krnet ends on a CPU where it no longer pays, after five minutes at the latest."""
     stop_at_r2: float | None = None
     """End the fit once the R2 over all features reaches this, looked at every 50 updates; saves time, not bytes."""
     time_budget: float | None = None

@@ -3,6 +3,7 @@
     trainee.step(iteration, progress) -> loss, repeated until the iterations, the time or a target is reached
         every few iterations: the mean loss is checked; NaN or infinity stops the run
         every few seconds:    a checkpoint is written, whole or not at all
+    a run of open length: ends where it no longer pays (open_end.py)
 
 A killed run resumes from its last checkpoint and ends with the same tensors.
 """
@@ -29,6 +30,7 @@ from krnet.errors import InputError, KrnetWarning, NonFiniteLossError, Recording
 from krnet.io import archive
 from krnet.progress import Progress, Watch
 from krnet.team import team
+from krnet.train.open_end import OpenEnd
 
 KIND = "checkpoint"  # of a file, in its metadata
 LOSSES = "loop.losses"  # tensor of a checkpoint: the losses since the last check
@@ -53,7 +55,7 @@ class Outcome:
 
     iterations: int
     seconds: float
-    reason: str  # iterations, time_budget or target
+    reason: str  # iterations, time_budget, no_gain or target
 
 
 @dataclass
@@ -70,17 +72,26 @@ class Checkpoint:
         """Refuse a file of this name that no fit has written: it is someone's, and would be overwritten."""
         refuse_foreign(self.path)
 
-    def save(self, trainee: Trainee, iteration: int, seconds: float, losses: list[Tensor]) -> None:
+    def save(
+        self,
+        trainee: Trainee,
+        iteration: int,
+        seconds: float,
+        losses: list[Tensor],
+        open_end: OpenEnd | None = None,
+    ) -> None:
         if not team().is_first:
             return
         self.check()
         if self.check_inputs is not None:
             self.check_inputs()
         metadata = {"kind": KIND, "fingerprint": self.fingerprint, "threads": torch.get_num_threads()}
+        if open_end is not None:
+            metadata["open_end"] = open_end.to_metadata()
         state = {**trainee.state(), LOSSES: torch.stack(losses) if losses else torch.zeros(0)}
         archive.write(self.path, state, {**metadata, "iteration": iteration, "seconds": seconds})
 
-    def restore(self, trainee: Trainee) -> tuple[int, float, list[Tensor]]:
+    def restore(self, trainee: Trainee, open_end: OpenEnd | None = None) -> tuple[int, float, list[Tensor]]:
         """Load the checkpoint, if there is one, and return its iteration, seconds spent, and unchecked losses."""
         if not self.path.exists():
             return 0, 0.0, []
@@ -98,6 +109,8 @@ class Checkpoint:
                     f"remove the checkpoint to start afresh"
                 )
         self._compare_threads(saved.metadata.get("threads"))
+        if open_end is not None and "open_end" in saved.metadata:  # checkpoints of earlier versions lack it
+            open_end.load_metadata(saved.metadata["open_end"])
         losses = list(state.pop(LOSSES))
         trainee.load_state(state)
         return int(saved.metadata["iteration"]), float(saved.metadata["seconds"]), losses
@@ -171,28 +184,30 @@ def train(
     time_budget_s: float | None = None,
     checkpoint: Checkpoint | None = None,
     resume: bool = False,
+    open_end: OpenEnd | None = None,
     reached: Callable[[int, float], bool] | None = None,
     watch: Watch | None = None,
 ) -> Outcome:
-    """Train until max_iterations or time_budget_s, or until `reached(iteration, mean of the last losses)` is true."""
+    """Train until max_iterations or time_budget_s, or until `reached(iteration, mean of the last losses)` is true.
+
+    With open_end these are what the run takes at most: it ends earlier where it no longer pays.
+    """
     assert max_iterations is not None or time_budget_s is not None, "nothing would ever stop this run"
     iteration, earlier_s = 0, 0.0
     losses: list[Tensor] = []
     if checkpoint and not resume:
         checkpoint.check()
     if checkpoint and resume:
-        iteration, earlier_s, losses = checkpoint.restore(trainee)
+        iteration, earlier_s, losses = checkpoint.restore(trainee, open_end)
     start_time = save_time = time.perf_counter()
     reason = ""
     with defer_interrupt() as interrupted:
         while not reason:
             (seconds,) = team().largest(time.perf_counter() - start_time + earlier_s)
-            progress = max(
-                iteration / max_iterations if max_iterations else 0.0,
-                seconds / time_budget_s if time_budget_s else 0.0,
-            )
+            last = min((end for end in (max_iterations, open_end and open_end.end) if end), default=None)
+            progress = max(iteration / last if last else 0.0, seconds / time_budget_s if time_budget_s else 0.0)
             if progress >= 1:
-                reason = "iterations" if iteration == max_iterations else "time_budget"
+                reason = "time_budget" if iteration != last else "iterations" if last == max_iterations else "no_gain"
             if losses and (reason or iteration % LOSS_CHECK_ITERATIONS == 0):
                 loss = torch.stack([loss.cpu() for loss in losses]).mean().item()
                 losses = []
@@ -204,18 +219,20 @@ def train(
                         f"rates (lr; for a recorder muon_lr, too): half is a good try. Or look for extreme values in "
                         f"the data"
                     )
+                if open_end and not reason:
+                    open_end.look(iteration, progress, *team().largest(loss))  # all end at the same iteration
                 if watch:
                     watch(Progress("fit", min(progress, 1.0), iteration, "iterations", seconds, {"loss": loss}))
                 if reached and reached(iteration, loss):
                     reason = "target"
             if team().largest(interrupted())[0]:  # also after the last step, since the caller still has work to do
                 if checkpoint:
-                    checkpoint.save(trainee, iteration, seconds, losses)
+                    checkpoint.save(trainee, iteration, seconds, losses, open_end)
                 raise KeyboardInterrupt
             if reason:
                 break
             if checkpoint and time.perf_counter() - save_time >= checkpoint.every_s:
-                checkpoint.save(trainee, iteration, seconds, losses)
+                checkpoint.save(trainee, iteration, seconds, losses, open_end)
                 save_time = time.perf_counter()
             losses.append(trainee.step(iteration, progress))
             iteration += 1

@@ -45,6 +45,7 @@ from krnet.recorders.compact.starts import (
     values_start,
 )
 from krnet.recorders.compact.values_fit import DEAD_ZONE, values_minus_zero
+from krnet.recorders.fit import is_open
 from krnet.train.config import FitConfig
 
 
@@ -137,9 +138,10 @@ def affordable_widths(
     return [c1 for c1 in widths if c1 == 0 or network_bytes(shape, make_config(c1)) <= limits.budget_share * budget]
 
 
-def is_long(fit: FitConfig) -> bool:
-    """Whether the fit is long enough for a wide network. One with a time budget is not: it may have few iterations."""
-    return fit.time_budget is None and (fit.iterations is None or fit.iterations >= LONG_FIT_ITERATIONS)
+def is_long(fit: FitConfig, device: torch.device) -> bool:
+    """Whether the fit is long enough for a wide network. One by the clock is not: it may have few iterations."""
+    by_clock = fit.time_budget is not None or is_open(fit, device)
+    return not by_clock and (fit.iterations is None or fit.iterations >= LONG_FIT_ITERATIONS)
 
 
 def plan_without_axes(job: Job, budget: int) -> tuple[CompactConfig, float]:
@@ -190,7 +192,7 @@ def plan_with_axes(job: Job, budget: int) -> tuple[CompactConfig, float]:
 
     Returns the config, and the error before training as a share of the variance.
     """
-    shape, limits = job.source.shape, LONG_FIT_LIMITS if is_long(job.fit) else SHORT_FIT_LIMITS
+    shape, limits = job.source.shape, LONG_FIT_LIMITS if is_long(job.fit, job.device) else SHORT_FIT_LIMITS
     config = from_dict(CompactConfig, {"step": 1.0, "components": 1, "most_bytes": budget, **job.settings})
     check_grid(config, shape)
 
@@ -216,7 +218,7 @@ def likely_bytes(job: Job, target_r2: float) -> tuple[float, float]:
     Inverts the measured gain of training: the start may leave a larger error than the target allows.
     """
     num_values, error = math.prod(job.source.shape), max(1 - target_r2, 1e-6)
-    (factor, power), limits = (LONG_GAIN, LONG_FIT_LIMITS) if is_long(job.fit) else (GAIN, SHORT_FIT_LIMITS)
+    (factor, power), limits = (LONG_GAIN, LONG_FIT_LIMITS) if is_long(job.fit, job.device) else (GAIN, SHORT_FIT_LIMITS)
     max_error = error / min(1.0, factor * error**power) * job.stats.variance * num_values
     config = from_dict(CompactConfig, {"step": 1.0, "components": 1, **job.settings, "c1": 0})
     given = {"block", "components"} & set(job.settings)

@@ -37,6 +37,8 @@ GROWING = {f"{CODES}stream", f"{CODES}lengths"}  # tensors of the codes that gro
 # Values of a batch where the caller names no number of samples: a step takes well under a second on two cores.
 # A GPU keeps 1,000 samples up to maps of 256x16x16.
 BATCH_VALUES = {"cpu": 1 << 20, "cuda": 1 << 26}
+# Of fits by the clock. Measured on 6,000 CIFAR-100 maps, 25 s: without it some seeds leave a quarter more of the error.
+WARM_UP_ITERATIONS = 20
 NUM_ZONES, ZONE_RATIO = 200, 1.02  # dead zones that are tried: zone n is ZONE_RATIO ** n times as wide as the first
 
 
@@ -57,6 +59,8 @@ class CodesFit(NetworkFit):
     """Trains codes: each moves down the gradient of its own sample's error, to which the price of its bits is added."""
 
     batch_values = BATCH_VALUES
+    ends_by_itself = True
+    least_warm_up = WARM_UP_ITERATIONS
     net: CompactNet
     config: CompactConfig
     codes: Tensor
