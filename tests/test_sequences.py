@@ -207,7 +207,7 @@ def test_a_folder_whose_lengths_are_missing_or_of_another_is_refused(folder, tmp
     with pytest.raises(ChecksumError, match="not the file"):
         krnet.verify(own)
     (own / "sequences.krn").unlink()
-    with pytest.raises(NotARecordingError, match="cannot be read"):
+    with pytest.raises(NotARecordingError, match="is missing"):
         krnet.open(own)
     shutil.copy(folder / "sequences.krn", own)
     for entry in ({}, None, {"name": "../x", "number": 1, "size_bytes": 1, "digest": "0" * 32}):
