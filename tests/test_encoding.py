@@ -198,6 +198,20 @@ def test_labels_of_a_file_are_read_part_by_part(coded, models, maps, tmp_path, m
         krnet.encode(models("pca"), features[1:], tmp_path / "labels.npy", out=tmp_path / "other")
 
 
+@pytest.mark.parametrize("shape", [(), (7,), (9, 4)])
+@pytest.mark.parametrize("kind", ["raw", "quantized", "transform", "pca", "pq", "krnet", "krnet values"])
+def test_vectors_and_numbers_are_encoded_too(tmp_path, shape, kind):
+    features = torch.rand(80, *shape, generator=torch.Generator().manual_seed(0)).cumsum(0) / 40
+    settings = {name: value for name, value in KINDS[kind].items() if name not in ("step", "parts")}
+    settings |= {"krnet": {"step": 0.05, "components": 1, "iterations": 3}, "krnet values": {"step": 0.05}}.get(
+        kind, {}
+    )
+    model = krnet.record(features, **settings)
+    encoded = krnet.encode(model, features, out=tmp_path / "out")
+    assert encoded[:].shape == features.shape and krnet.verify(tmp_path / "out", features)["same_features"]
+    assert encoded.r2 > model.r2 - 0.02
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_features_of_other_types_are_coded_in_float32(models, maps, tmp_path, dtype):
     features = unseen(maps)[0].to(dtype)

@@ -135,10 +135,11 @@ def _job(recorder: Recorder, start: Earlier, metadata: Mapping[str, Any], added:
     labels = None if start.labels is None or new_labels is None else torch.cat([start.labels, new_labels])
     replays = replays_of(start.replay, f"replays of {start.path}", len(start), start.shape)
     low, high = channel_range(start)
-    # Fitted as the recording was, for as long, unless the caller says otherwise.
+    # Coded without training, unless the caller gives a length or a head; other settings are those of the recording.
     kept = {name: value for name, value in metadata["fit"].items() if name in FIT_NAMES}
     given = {name: value for name, value in settings.items() if name in FIT_NAMES}
-    if given.keys() & {"iterations", "time_budget"}:
+    has_length = bool(given.keys() & {"iterations", "time_budget"})
+    if has_length:
         kept |= {"iterations": None, "time_budget": None}
     return Job(
         source=ExtendedSource(replays, new),
@@ -149,6 +150,7 @@ def _job(recorder: Recorder, start: Earlier, metadata: Mapping[str, Any], added:
         settings={name: value for name, value in settings.items() if name not in FIT_NAMES},
         head=added.head,
         start=start,
+        frozen=added.head is None and not has_length,
         watch=added.watch,
     )
 

@@ -500,7 +500,8 @@ class Recording:
         key        name of the array, for a file that holds several
         watch      called with a Progress every few steps; `krnet.show_progress` draws a bar
 
-        Further settings are those of a fit (iterations, time_budget, seed, ...), by default the recording's own.
+        Nothing is trained: the codes of recorder krnet are moved a few times towards the least error. With iterations,
+        time_budget or a head they are fitted for as long; further settings are those of the fit.
         R2 afterwards is that of all samples, each channel scaled by its range in the first recording.
 
         >>> grown = recording.append(torch.rand(20, 4, 3, 3), labels=[7] * 20)

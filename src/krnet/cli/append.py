@@ -48,9 +48,9 @@ def append(
             show_default="as many bytes a sample as FILE.krn, or as planned with --room",
         ),
     ] = None,
-    iterations: Annotated[int | None, fit_option("iterations", "as FILE.krn")] = None,
+    iterations: Annotated[int | None, fit_option("iterations", "nothing is trained")] = None,
     time_budget: Annotated[
-        Any, fit_option("time_budget", "as FILE.krn", parser=option(parse_duration), metavar="SECONDS|10m|1h30m")
+        Any, fit_option("time_budget", "nothing is trained", parser=option(parse_duration), metavar="SECONDS|10m|1h30m")
     ] = None,
     max_bytes: MaxBytes = None,
     device: Device = None,

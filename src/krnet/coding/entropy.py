@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from krnet.coding.coder import ans
 from krnet.errors import NotARecordingError
 from krnet.io.header import RESTORE
 
@@ -170,8 +171,6 @@ class Tables:
 
     def model(self, table: int) -> Any | None:
         """Return the coder's model of a table; None if the table has one symbol, which needs no bits."""
-        import constriction
-
         start, size = int(self.starts[table]), int(self.sizes[table])
         if size == 1:
             return None
@@ -179,7 +178,7 @@ class Tables:
         # it multiplies by 1.0 and adds integers below 2^24, which floats do without rounding.
         scale = 2 ** (CODER_BITS - FREQUENCY_BITS)
         weights = (self.weights[start : start + size] + 1.0) * scale - 1.0
-        return constriction.stream.model.Categorical(weights, perfect=False)
+        return ans().model.Categorical(weights, perfect=False)
 
     @cached_property
     def _coding_order(self) -> tuple[np.ndarray, list[tuple[int, int, Any]]]:
@@ -207,11 +206,9 @@ class Tables:
 
     def encode(self, symbols: np.ndarray, block_size: int) -> Iterator[bytes]:
         """symbols (n, columns) -> one stream per `block_size` rows."""
-        import constriction
-
         index = symbols.astype(np.int32) - self.first[self.column].astype(np.int32)
         for begin in range(0, len(index), block_size):
-            coder = constriction.stream.stack.AnsCoder()
+            coder = ans().stack.AnsCoder()
             self.push(coder, index[begin : begin + block_size])
             yield stream_of(coder)
 
@@ -250,12 +247,10 @@ def stream_of(coder: Any) -> bytes:
 
 def coder_of(stream: bytes) -> Any:
     """The coder that `stream_of` was given."""
-    import constriction
-
     if stream.endswith(b"\0"):
         raise NotARecordingError(f"a block of the coder ends in a zero byte, as none does. {RESTORE}")
     words = np.frombuffer(stream + bytes(-len(stream) % 4), "<u4").astype(np.uint32)
-    return constriction.stream.stack.AnsCoder(words)
+    return ans().stack.AnsCoder(words)
 
 
 def check_used_up(coder: Any, stream: bytes, num_rows: int) -> None:

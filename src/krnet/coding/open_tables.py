@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from krnet.coding.coder import ans
 from krnet.coding.entropy import FREQUENCY_BITS, MAX_SYMBOL, Tables, check_used_up, coder_of, stream_of
 
 ESCAPE_FREQUENCY = 16  # of the 2^16 of a table: an escape takes 12 bits, and 16 more for its symbol
@@ -43,14 +44,12 @@ class OpenTables:
 
     def encode(self, symbols: np.ndarray, block_size: int) -> Iterator[bytes]:
         """symbols (n, columns) -> one stream per `block_size` rows."""
-        import constriction
-
         first, escape = self._spans
         index = symbols.astype(np.int32) - first
         is_escaped = (index < 0) | (index >= escape)
         index = np.where(is_escaped, escape, index)
         for begin in range(0, len(index), block_size):
-            rows, coder = slice(begin, begin + block_size), constriction.stream.stack.AnsCoder()
+            rows, coder = slice(begin, begin + block_size), ans().stack.AnsCoder()
             escaped = symbols[rows][is_escaped[rows]].astype(np.int32)  # row after row
             if len(escaped):
                 coder.encode_reverse(escaped + (MAX_SYMBOL + 1), self._uniform)
@@ -111,6 +110,4 @@ class OpenTables:
 
     @cached_property
     def _uniform(self) -> Any:
-        import constriction
-
-        return constriction.stream.model.Uniform(NUM_ESCAPED)
+        return ans().model.Uniform(NUM_ESCAPED)

@@ -45,6 +45,7 @@ class PartCoder:
         self.coder, self.moves = Coder(model), moves
         self.limits = Limits.of(model.metadata["metrics"], self.coder.tables)
         self.low, self.high = channel_range(model)
+        self.num_values = math.prod(model.shape)
 
     def code(self, source: FeatureSource, first: int, tell: Tell) -> CodedPart:
         """source: the features of the part alone; first: the ID of the first of them, for messages"""
@@ -71,18 +72,20 @@ class PartCoder:
         return CodedPart(tensors, measured, digest.hexdigest())
 
     def _measure(self, name: str, features: Tensor, shown: Tensor, symbols: Tensor, first: int) -> Measured:
-        scaled = normalise(features, self.low, self.high, clamp=False)
-        # Not clamped either: an error outside the range counts too.
-        errors = (scaled - normalise(shown, self.low, self.high, clamp=False)).flatten(1).square_().mean(1)  # (n,)
+        # Not clamped: an error outside the range counts too.
+        scaled, scaled_back = (
+            normalise(x, self.low, self.high, clamp=False).reshape(len(x), self.num_values) for x in (features, shown)
+        )
+        errors = scaled_back.sub_(scaled).square_().mean(1)  # (n,)
         if not (errors < MAX_MSE).all():
             raise self._too_far(name, features, errors, first)
-        variances, means = torch.var_mean(scaled.flatten(1), 1, correction=0)
-        moments = moments_of(means, variances, errors, scaled[0].numel())
+        variances, means = torch.var_mean(scaled, 1, correction=0)
+        moments = moments_of(means, variances, errors, self.num_values)
         tables = self.coder.tables
         bits = None if tables is None else tables.bits(symbols)
         bad = self.limits.exceeded(errors, variances, bits).nonzero()[:, 0]
         ids = tuple(first + row for row in bad[:NUM_LISTED].tolist())
-        misfits = Misfits(len(bad), ids, moments_of(means[bad], variances[bad], errors[bad], scaled[0].numel()))
+        misfits = Misfits(len(bad), ids, moments_of(means[bad], variances[bad], errors[bad], self.num_values))
         return Measured(moments, features.numel() - int(features.count_nonzero()), misfits)
 
     def _too_far(self, name: str, features: Tensor, errors: Tensor, first: int) -> FeatureError:

@@ -102,6 +102,8 @@ class Job:
     """The uint8 images that the features were computed from. With `start`: only those of samples not in `start`."""
     trunk: nn.Module | None = None
     """The network images -> features."""
+    frozen: bool = False
+    """Nothing is trained: samples that are not in `start` are coded with what it has."""
     room: int | None = None
     """Number of samples that the file will hold once it has grown; the budget is meant for that many."""
     checkpoint: Path | None = None

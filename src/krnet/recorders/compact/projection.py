@@ -4,10 +4,8 @@
     features -> nearest point along the axes -> code, moved a few times -> rounded -> symbols, and whether to refine
     symbols  -> network -> features
 
-Codes move down their own error, each map's by itself, so the result does not depend on the other maps of the batch.
-Along axes, which are nearly orthonormal, the squared error of what the axes make of a code has the second derivative 2:
-a move is a whole Newton step. Gradients are taken at the code itself; at the rounded one, as in a fit, ten times as
-many moves are needed. Where codes are stored, the price of their bits counts as well (codes.py).
+Codes move down their own error (moves.py), so the result does not depend on the other maps of the batch. Where they
+are stored, the price of their bits counts as well.
 
 A network that was fitted to few samples may spoil others: where it does, the map is left unrefined. The last symbol of
 a sample says which: 1 refined, 0 not.
@@ -33,16 +31,10 @@ from krnet.features.samples import Samples
 from krnet.features.stats import denormalise, normalise
 from krnet.recorders.axes import least_squares
 from krnet.recorders.base import Coded
-from krnet.recorders.compact.codes import BIT_PRICE, laplace_bits
+from krnet.recorders.compact.moves import FEW_MOVES, MANY_MOVES, VALUES_MOVES, bit_prices, move_codes
 from krnet.recorders.compact.network import CompactConfig, CompactNet, GatedNet
 from krnet.recorders.fit import NetworkReplayer
 
-# Measured on unseen CIFAR maps at 0.25 bit a value, R2 with its bits a sample: 0.735 (850) without moves, 0.783 (901)
-# with one, 0.791 (905) with two, 0.796 (918) with four, 0.799 (927) with eight; with four and no price 0.815 (1077).
-STORED_MOVES, SHOWN_MOVES = 2, 4
-# Without axes neighbours share an error, and whole steps overshoot: moves are this share of a step, which shrinks to 0
-# as learning rates do in a fit. With 0.5 in place of 0.3, R2 after 10 moves is 0.57, not 0.68.
-VALUES_MOVES, VALUES_LR = 20, 0.3
 SPOILT_SHARE = 1 / 64  # expected share of maps that the network spoils: nearly free where it spoils none
 PART_BYTES = 16 << 20  # of the network's largest map: its maps are all kept for the gradient
 
@@ -137,18 +129,7 @@ class CompactReplayer(NetworkReplayer):
 
     @cached_property
     def _prices(self) -> Tensor:
-        """(P k,): squared error that a code is worth for each unit of its size, see CodesFit: the price of its bits."""
-        tables, step = self.reader.blocks.tables, self.config.step
-        symbols = np.concatenate([np.arange(low, low + size) for low, size in zip(tables.first, tables.sizes.tolist())])
-        sizes = np.add.reduceat((tables.weights + 1.0) / 2**FREQUENCY_BITS * np.abs(symbols), tables.starts)  # (T,)
-        # Of a Laplace variable rounded to whole numbers, E|n| = u / (1 - u^2) with u = exp(-1 / (2 E|x|)).
-        rounded = np.maximum(sizes, 1e-6)
-        means = -0.5 / np.log((np.sqrt(1 + 4 * rounded**2) - 1) / (2 * rounded))
-        mean_size = torch.from_numpy(means[tables.column]).float().requires_grad_()
-        with torch.enable_grad():
-            bits = laplace_bits(mean_size).sum()
-        (slope,) = torch.autograd.grad(bits, mean_size)
-        return (BIT_PRICE * step * slope).to(self.reader.device)
+        return bit_prices(self.reader.blocks.tables, self.config.step).to(self.reader.device)
 
     def _code(self, features: Tensor, moves: int | None, stored: bool) -> Coded:
         """Symbols (n, P k + 1) of some features; codes move where all samples of the recording are refined."""
@@ -161,7 +142,8 @@ class CompactReplayer(NetworkReplayer):
         if self.config.refined is None:
             # Without axes bits have no price, as in the fit (values_fit.py).
             prices = self._prices if stored and self.config.components else torch.zeros_like(self._prices)
-            moved = self._quantize(self._move(codes, target, self._num_moves(moves, stored), prices))
+            num_moves = self._num_moves(stored) if moves is None else moves
+            moved = self._quantize(move_codes(self._net, codes, target, num_moves, self.config.step, prices))
             moved_numbers = self._numbers_of(moved).float()
             moved_maps = self._net(moved_numbers)
             costs = (
@@ -175,18 +157,5 @@ class CompactReplayer(NetworkReplayer):
             )
         return Coded(torch.cat([symbols, refined.int()], dim=1), self._features(maps))
 
-    def _num_moves(self, moves: int | None, stored: bool) -> int:
-        if moves is not None:
-            return moves
-        return (STORED_MOVES if stored else SHOWN_MOVES) if self.config.components else VALUES_MOVES
-
-    def _move(self, codes: Tensor, target: Tensor, num_moves: int, prices: Tensor) -> Tensor:
-        """Move the codes (n, P k) down the network's error and the price of their bits."""
-        for move in range(num_moves):
-            lr = 1.0 if self.config.components else VALUES_LR * (1 - move / num_moves)
-            with torch.enable_grad():
-                codes = codes.detach().requires_grad_()
-                error = (self._net(codes) - target).square().sum()
-            gradient = torch.autograd.grad(error, codes)[0] + prices * codes.detach().sign()
-            codes = codes.detach() - (0.5 * lr * gradient).clamp(-self.config.step, self.config.step)
-        return codes
+    def _num_moves(self, stored: bool) -> int:
+        return (FEW_MOVES if stored else MANY_MOVES) if self.config.components else VALUES_MOVES
