@@ -313,7 +313,7 @@ def open(
     """
     check_choice("precision", precision, PRECISIONS)
     limit = None if max_bytes is None else parse_size(max_bytes, "max_bytes")
-    if is_folder_of_parts(Path(path)) and trunk is None:
+    if is_folder_of_parts(path) and trunk is None:
         return PartsRecording(path, pick_device(device), precision, limit)
     return Recording(archive.open_archive(path, limit), pick_device(device), precision, trunk=trunk)
 

@@ -5,6 +5,7 @@
         LabelError  SettingError  BudgetError  ResumeError  RunError  BusyFolderError  RecipeError  UnsafeNetworkError
         MissingPackageError
         StoreError            a file behind a URL cannot be reached, read or written
+        RankError             processes of one job: too many for the command, or one of them is missing
         FeatureError
           ChangedFeaturesError
           ShardError        a folder of shards that is damaged, forged or not finished
@@ -48,6 +49,10 @@ class MissingPackageError(InputError):
 
 class StoreError(InputError):
     """A file behind a URL cannot be reached, read or written."""
+
+
+class RankError(InputError):
+    """Several processes share a command that cannot be shared, or one of them does not do its share."""
 
 
 class LabelError(InputError):

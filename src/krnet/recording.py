@@ -32,8 +32,9 @@ from krnet.features.sequences import Sequences, check_lengths, no_sequences, sto
 from krnet.features.source import open_features, stored_labels
 from krnet.features.stats import normalise, not_finite
 from krnet.io import archive
-from krnet.io.atomic import AnyPath, atomic_write
+from krnet.io.atomic import AnyPath
 from krnet.io.header import RESTORE
+from krnet.io.output import copy
 from krnet.io.overlap import refuse_overlap, same
 from krnet.io.places import is_url
 from krnet.io.stored_rows import Rows
@@ -345,7 +346,7 @@ class Recording:
             values = given.to(self.device).float()
             if not values.isfinite().all():
                 raise not_finite(source.name, given.cpu(), int(ids[0]))
-            result[rows] = replayer.show(replayer.code(values))
+            result[rows] = replayer.code(values).shown
         return result
 
     @property
@@ -356,9 +357,9 @@ class Recording:
     def load(self) -> Replayer:
         """Return what decodes samples, codes unseen ones and shows their symbols; tensors are read at the first call.
 
-        >>> symbols = recording.load().code(torch.rand(8, 4, 3, 3))
-        >>> symbols.shape, recording.load().show(symbols).shape
-        (torch.Size([8, 36]), torch.Size([8, 4, 3, 3]))
+        >>> symbols, shown = recording.load().code(torch.rand(8, 4, 3, 3))
+        >>> symbols.shape, torch.equal(recording.load().show(symbols), shown)
+        (torch.Size([8, 36]), True)
         """
         if self._replayer is None:
             settings = self._archive.metadata["settings"]
@@ -463,10 +464,7 @@ class Recording:
         'copy.krn'
         """
         self._archive.verify()
-        kept = self._archive
-        with atomic_write(path) as target, kept.open() as file:
-            for begin in range(0, kept.nbytes, CHUNK_BYTES):
-                target.write(file.read(begin, min(CHUNK_BYTES, kept.nbytes - begin)))
+        copy(self._archive.path, Path(path))
         return Path(path)
 
     @closing_watch

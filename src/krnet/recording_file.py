@@ -8,6 +8,7 @@ OUT, or nothing -> destination    -> the path to write to
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -239,7 +240,7 @@ def file_contents(
 
 def probe_values(decoded: Tensor) -> Tensor:
     """Return up to PROBE_VALUES evenly spaced values of each sample: (P, *shape) -> (P, V)."""
-    flat = decoded.reshape(len(decoded), -1)
+    flat = decoded.reshape(len(decoded), math.prod(decoded.shape[1:]))
     return flat[:, torch.linspace(0, flat.shape[1] - 1, PROBE_VALUES).round().long().unique()].contiguous()
 
 

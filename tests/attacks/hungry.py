@@ -221,6 +221,30 @@ def fp8(path: Path, size: int) -> Path:
     return write(path, "fp8", (8, size * 100), 16, {"format": "e4m3"}, {"values": values})
 
 
+def zfp(path: Path, size: int) -> Path:
+    """Blocks of zeros, of a bit each."""
+    import zfpy
+
+    shape = (1, size * 1000)
+    block = zfpy.compress_numpy(np.zeros((64, size * 1000), np.float32), tolerance=1.0, write_header=False)
+    settings = {"step": 0.1, "dims": 2, "block_size": 64}
+    return write(path, "zfp", shape, 512, settings, joined([block] * 8))
+
+
+def zstd(path: Path, size: int) -> Path:
+    """Blocks of zeros."""
+    import zstandard
+
+    shape = (1, size * 1000)
+    block = zstandard.compress(bytes(4 * 64 * size * 1000))
+    return write(path, "zstd", shape, 512, {"dtype": "float32", "level": 9, "block_size": 64}, joined([block] * 8))
+
+
+def joined(blocks: list[bytes]) -> Tensors:
+    stream = torch.from_numpy(np.frombuffer(b"".join(blocks), np.uint8).copy())
+    return {"stream": stream, "lengths": torch.tensor([len(block) for block in blocks]).to(torch.uint32)}
+
+
 def raw(path: Path, size: int) -> Path:
     """Nothing to gain: the values are in the file."""
     values = torch.zeros(16, 8, size * 100, dtype=torch.float16)
@@ -230,6 +254,7 @@ def raw(path: Path, size: int) -> Path:
 MAKERS: dict[str, Callable[[Path, int], Path]] = {
     maker.__name__: maker
     for maker in (
-        quantized, pca, transform, pq, compact, without_axes, paper, autoencoder, images, residual, rotation, fp8, raw,
+        quantized, pca, transform, pq, compact, without_axes, paper, autoencoder, images, residual, rotation, zfp,
+        fp8, raw, zstd,
     )
 }  # fmt: skip

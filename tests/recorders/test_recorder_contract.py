@@ -41,6 +41,7 @@ from krnet.errors import (
 from krnet.io import archive
 from krnet.recorders.base import Recorder, get_recorder, recorder_names
 from maps import relu_maps, signed_maps
+from packages import if_usable
 
 NUM, SHAPE = 90, (6, 5, 4)
 SHAPES = [(), (7,), (9, 4), (3, 1, 6), (2, 3, 4, 5)]
@@ -100,6 +101,9 @@ KINDS = {
         fine={"books": 16, "bits": 5, "rounds": 1, "train_rounds": 7}, fine_r2=0.9,
     ),
     "rotation": Kind("rotation", {"levels": 16}, r2=0.9, fine={"levels": 256}, fine_r2=0.999),
+    "zfp": Kind("zfp", {"step": 0.2}, r2=0.95, fine={"step": 0.01}, fine_r2=0.999),
+    "zstd": Kind("zstd", r2=1.0, fine_r2=1.0, budget=30_000),
+    "zstd half": Kind("zstd", {"dtype": "float16"}, r2=0.9999, fine={"dtype": "float16"}, fine_r2=0.9999),
     "fp8": Kind("fp8", r2=0.99, fine_r2=0.0, budget=16_000),
 }  # fmt: skip
 GROWING = ("quantized", "transform", "pca", "pq", "compact", "compact values")
@@ -114,12 +118,6 @@ def kinds(wanted: Callable[[Recorder], bool] = lambda recorder: True) -> pytest.
 def recorders(wanted: Callable[[Recorder], bool] = lambda recorder: True) -> pytest.MarkDecorator:
     chosen = [name for name in recorder_names() if wanted(get_recorder(name))]
     return pytest.mark.parametrize("recorder", [if_usable(name, name) for name in chosen])
-
-
-def if_usable(param: str, recorder: str) -> Any:
-    """The parameter, skipped where the recorder's package is missing."""
-    found = get_recorder(recorder)
-    return pytest.param(param, marks=pytest.mark.skipif(not found.is_usable, reason=found.needs))
 
 
 every_kind = kinds()
@@ -555,7 +553,7 @@ def test_other_numbers_of_samples_and_other_shapes_are_refused_before_anything_i
 @every_kind
 def test_a_file_said_to_be_another_recorders_does_not_verify(own, kind):
     own_names = {KINDS[kind].recorder, get_recorder(KINDS[kind].recorder).header_name}
-    for other in set(recorder_names()) - own_names:
+    for other in {name for name in recorder_names() if get_recorder(name).is_usable} - own_names:
         path = own(kind)
         rewrite_metadata(path, lambda metadata, other=other: metadata.update(recorder=other))
         with pytest.raises(RecordingError):

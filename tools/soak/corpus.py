@@ -24,7 +24,7 @@ COMPACT = {"step": 0.25, "components": 6, "c1": 8, "blocks": 1, "iterations": 10
 FRESH: dict[str, dict[str, Any]] = {
     "krnet": COMPACT, "pca": {"step": 0.15}, "pq": {"parts": 2, "bits": 4}, "quantized": {"step": 0.1},
     "transform": {"step": 0.15}, "raw": {}, "rotation": {"levels": 5}, "fp8": {}, "residual": {"books": 3, "bits": 4},
-    "local-search": {"books": 2, "bits": 4, "rounds": 1, "train_rounds": 2},
+    "local-search": {"books": 2, "bits": 4, "rounds": 1, "train_rounds": 2}, "zfp": {}, "zstd": {},
     "paper": {"d0": 8, "c0": 4, "c1": 4, "iterations": 10, "bits": 4},
     "autoencoder": {"d0": 8, "c0": 4, "c1": 4, "iterations": 10, "code_bits": 4, "weight_bits": 4},
 }  # fmt: skip

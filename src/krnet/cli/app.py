@@ -35,10 +35,13 @@ from krnet.cli.record import info, plan, record, replay, verify
 from krnet.cli.report import report
 from krnet.cli.reproduce import reproduce
 from krnet.cli.signals import stopping_like_ctrl_c
+from krnet.config import plain_text
 from krnet.errors import KrnetError, KrnetWarning
 from krnet.io.ledger import package_version
+from krnet.ranks import Rank, leave_reason, refuse_several, this_rank
 
 CTRL_C_CODE = 130  # with which a command ends that has been stopped
+IN_ONE_PROCESS = ("record", "append", "learn", "demo", "bench", "reproduce")
 STOP_CODES = (129, CTRL_C_CODE, 143)
 LAST = ("bench", "reproduce", "report")  # typer lists a group of commands, such as bench, behind all others
 
@@ -48,6 +51,13 @@ class Commands(TyperGroup):
         """The names in the order of their use."""
         names = super().list_commands(ctx)
         return [name for name in names if name not in LAST] + [name for name in LAST if name in names]
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that is asked for; refused if several processes were to do, and write, the same."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if name in IN_ONE_PROCESS:
+            refuse_several(name, this_rank())
+        return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
         """Print a refusal as `error: ...` without a traceback, and exit with code 1."""
@@ -64,13 +74,17 @@ class Commands(TyperGroup):
                 raise typer.Exit(stop.exit_code) from None
 
     def _invoke(self, ctx: Any) -> Any:
+        rank = Rank()
         try:
+            rank = this_rank()
             return super().invoke(ctx)
         except BrokenPipeError:  # the reader of stdout has closed it, as `head` does: no error message
             raise
         except (KrnetError, OSError) as error:
             command = self.get_command(ctx, ctx.invoked_subcommand or "")
-            say(f"error: {_with_option_name(str(error), command)}")
+            message = f"{rank.prefix}error: {_with_option_name(str(error), command)}"
+            leave_reason(plain_text(message))
+            say(message)
             raise typer.Exit(1) from error
 
 
@@ -82,7 +96,8 @@ def _plain_warnings() -> Iterator[None]:
 
         def show(message: Any, category: Any, *where: Any, **more: Any) -> None:
             if issubclass(category, KrnetWarning):
-                say(f"warning: {message}")
+                if this_rank().is_first:  # others would say the same
+                    say(f"warning: {message}")
             else:
                 show_others(message, category, *where, **more)
 

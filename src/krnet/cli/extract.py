@@ -5,6 +5,7 @@ IMAGES or --data, --trunk -> krnet.extract -> OUT.safetensors, or DIR/ of shards
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +15,9 @@ from krnet.cli import output
 from krnet.cli.options import Device, Json, Key, Quiet, option
 from krnet.cli.output import say
 from krnet.config import parse_channels, parse_first_id, parse_share
+from krnet.errors import RankError
 from krnet.io.places import Place, is_url, place
+from krnet.ranks import Rank, this_rank, wait
 
 PARTS = ("train", "test")
 SHARD_SIZE = "256MB"  # as in krnet.extract, which imports torch
@@ -119,7 +122,8 @@ def extract(
         typer.Option(
             parser=option(parse_share),
             metavar="K/N",
-            help="With DIR/: write part K of N, counted from 0, of the shards. N commands, write all.",
+            help="With DIR/: write part K of N, counted from 0, of the shards. N commands write all; under torchrun "
+            "each process has its share.",
         ),
     ] = "0/1",
     as_json: Json = False,
@@ -141,7 +145,7 @@ def extract(
       krnet extract images.npy --labels labels.npy --trunk trunk.pt2 --mean 0.5 --std 0.25 -o features.safetensors
       krnet extract --data cifar100 --trunk runs/kril -o features.safetensors
       krnet record features.safetensors -o features.krn --budget 12MB
-      krnet extract images.npy --trunk trunk.pt2 -o features/ --dtype bfloat16 --share $RANK/$WORLD_SIZE --resume
+      torchrun --nproc-per-node 8 -m krnet extract images.npy --trunk trunk.pt2 -o features/ --dtype bfloat16 --resume
       krnet extract more.npy --trunk trunk.pt2 -o features/ --dtype bfloat16 --first-id end
     """
     if (images is None) == (data is None):
@@ -159,13 +163,16 @@ def extract(
     from krnet.features.feature_file import partial_path
     from krnet.io.overlap import refuse_overlap
     from krnet.nn.loaded import read_trunk
+    from krnet.progress import announcing
 
+    rank = this_rank()
+    _check_shared(rank, out, first_id)
     folders = [] if data is None else folders_of(data, data_dir)
     if not is_url(out):
         kind = "extract shards" if is_folder(out) else "extract"
         refuse_overlap(kind, [out], [images, labels, trunk, *folders])
     try:
-        with Display(quiet) as display:
+        with Display(quiet or not rank.is_first) as display:
             display.phase("reading the images")
             source: Any = images
             if data is not None:
@@ -173,12 +180,14 @@ def extract(
                 chosen: Split = getattr(found, part)
                 source = Split(centre(chosen.images, found.crop), chosen.labels)
                 mean, std = mean or found.mean, std or found.std
-            torch_device = pick_device(device)
+            torch_device = pick_device(rank.device(device))
             run(
                 read_trunk(trunk, torch_device), source, labels, out=out, batch_size=batch_size, dtype=dtype, mean=mean,
-                std=std, device=torch_device, resume=resume, key=key, shard_size=shard_size, first_id=first_id,
-                share=share, watch=display,
+                std=std, device=torch_device, resume=resume or rank.restarts > 0, key=key, shard_size=shard_size,
+                first_id=first_id, share=rank.share_of(share), watch=display,
             )  # fmt: skip
+            if rank.leads:
+                wait(partial(_missing, place(out)), out, announcing(display))
     except KeyboardInterrupt:
         if is_folder(out):
             say(f"stopped; the shards that are finished are kept in {out}. {_to_go_on(first_id)}")
@@ -188,9 +197,41 @@ def extract(
         else:
             say("stopped before there was anything to keep")
         raise typer.Exit(130) from None
+    if not rank.is_first:
+        return  # rank 0 prints the result
     written = _folder(place(out)) if is_folder(out) else _file(Path(out))
     result = {"path": str(place(out)) if is_url(out) else out, "dtype": dtype, "device": str(torch_device), **written}
     output.show(result, output.extract_rows(result), as_json)
+
+
+def _check_shared(rank: Rank, out: str, first_id: int | str) -> None:
+    """Refuse what several processes cannot do together."""
+    from krnet.features.extract import is_folder
+
+    if rank.count > 1 and not is_folder(out):
+        raise RankError(
+            f"{out}: is one file, and torchrun has started {rank.count} processes; expected a folder, of which each "
+            f"writes its own shards. Give -o {Path(out).stem}/, or start this command without torchrun"
+        )
+    if rank.count > 1 and first_id == "end":
+        raise RankError(
+            "--first-id is end, which moves while several processes write; expected a number. Give the number of "
+            "samples that are there, which `krnet extract` has printed"
+        )
+
+
+def _missing(folder: Place) -> tuple[str, int]:
+    """Which samples are missing in the index, in words, and how many files there are."""
+    from krnet.features.shards.index import INDEX_NAME
+    from krnet.features.shards.ranges import text
+    from krnet.features.shards.source import read_index
+    from krnet.io.folders import list_folder
+
+    files = list_folder(folder)
+    if INDEX_NAME not in files:
+        return "all samples", len(files)
+    missing = read_index(folder).missing
+    return f"samples {text(missing)}" if missing else "", len(files)
 
 
 def _to_go_on(first_id: int | str) -> str:

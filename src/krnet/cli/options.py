@@ -79,7 +79,7 @@ RecorderName = Annotated[
     str | None,
     typer.Option(
         help="Way to store the features: krnet, paper, autoencoder, pca, transform, quantized, pq, residual, "
-        "local-search, rotation, fp8, images or raw.",
+        "local-search, rotation, zfp, fp8, images, raw or zstd.",
         show_default="krnet; with --preset, paper; with --start, the recorder of OLD.krn",
     ),
 ]
@@ -99,8 +99,9 @@ Key = Annotated[
     typer.Option(help="Name of the array in a file that holds several.", show_default="the only one, or 'features'"),
 ]
 Lengths = Annotated[
-    Path | None,
+    Any,
     typer.Option(
+        parser=parse_place,
         metavar="L.npy",
         help="Lengths of sequences of samples, which follow each other: krnet replay --sequences replays whole ones.",
         show_default="the array lengths in the file of FEATURES, or none",

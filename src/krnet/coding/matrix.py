@@ -321,21 +321,25 @@ class MatrixReader:
 
         A symbol that a column's table lacks is decoded to the middle of its bin.
         """
-        first, sizes = self._spans
+        first, last = self._spans
         index = symbols - first
-        known = self.values[index.clamp(min=0).minimum(sizes - 1) + self.starts]
+        known = index.clamp(min=0).minimum(last)
+        numbers = self.values.take((known + self.starts).long())
+        lacking = known != index
+        if not lacking.any():
+            return numbers
         middles = (symbols + symbols.sign() * (self.config.dead_zone - 0.5)) * self.config.step
-        return torch.where((index >= 0) & (index < sizes), known, middles)
+        return torch.where(lacking, middles, numbers)
 
     @cached_property
     def _spans(self) -> tuple[Tensor, Tensor]:
-        """(columns,) the lowest symbol of each column's table, and how many it has."""
+        """(columns,) int32: the lowest symbol of each column's table, and the index of its highest."""
         tables = self.blocks.tables
         first, sizes = (
             torch.from_numpy(array[tables.column].astype(np.int32)).to(self.device)
             for array in (tables.first, tables.sizes)
         )
-        return first, sizes
+        return first, sizes - 1
 
     def _index(self, rows: np.ndarray) -> np.ndarray:
         """rows (n,) -> (n, columns): the index of each symbol in its table."""

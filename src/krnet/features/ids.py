@@ -1,6 +1,6 @@
 """Which samples, or which sequences, an index names.
 
-    5, 2:9, [5, 3], -1, a mask -> resolve_ids -> IDs (B,), or the error that names the one that is not there
+5, 2:9, [5, 3], -1, a mask -> resolve_ids -> IDs (B,), or the error that names the one that is not there
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A file that is written whole, wherever it goes.
 
 with output(path or URL) as file: ...   ->  a temporary file on this machine  --rename, or upload-->  the place
+copy(path or URL, path or URL)
 """
 
 from __future__ import annotations
@@ -12,7 +13,16 @@ from typing import BinaryIO, cast
 
 from krnet.io.atomic import atomic_write
 from krnet.io.places import Place, Url
+from krnet.io.ranged import open_ranged
 from krnet.io.remote import put
+
+COPY_BYTES = 16 << 20  # held in memory
+
+
+def copy(source: Place, target: Place) -> None:
+    with open_ranged(source) as file, output(target) as copied:
+        for begin in range(0, file.size, COPY_BYTES):
+            copied.write(file.read(begin, COPY_BYTES))
 
 
 @contextmanager

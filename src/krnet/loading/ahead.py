@@ -1,6 +1,6 @@
 """Batches on a GPU, made ahead of time on a stream of their own while the consumer works on earlier ones.
 
-    make(item) for each item, `depth` of them ahead -> batches (features, labels)
+make(item) for each item, `depth` of them ahead -> batches (features, labels)
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Batches of a recording for training, pass after pass; a pass can be taken up in the middle.
 
-    Recording -> Order (order.py): which IDs come when
-              -> decoded here, ahead of time on a GPU (ahead.py), or by other processes (workers.py)
-              -> batches (features, labels) on the recording's device
+Recording -> Order (order.py): which IDs come when
+          -> decoded here, ahead of time on a GPU (ahead.py), or by other processes (workers.py)
+          -> batches (features, labels) on the recording's device
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Batches that other processes decode on the CPU, in the order that they are asked for.
 
-    IDs of each batch -> n processes, each with a replayer of its own -> batches (features, labels), pinned for a GPU
+IDs of each batch -> n processes, each with a replayer of its own -> batches (features, labels), pinned for a GPU
 """
 
 from __future__ import annotations

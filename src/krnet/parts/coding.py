@@ -55,34 +55,38 @@ class PartCoder:
             stored = source.read(ids)
             digest.update(stored.view(torch.uint8).numpy().data)
             features = stored.to(self.coder.device).float()
-            if not features.isfinite().all():
-                raise not_finite(source.name, stored, first + int(ids[0]))
-            symbols = self.coder.replayer.code(features, moves=self.moves)
-            shown = self.coder.replayer.show(symbols)
-            packer.add(symbols)
+            symbols, shown = self.coder.replayer.code(features, moves=self.moves, stored=True)
             measured += self._measure(source.name, features, shown, symbols, first + int(ids[0]))
+            packer.add(symbols)
             probed.append(probe_values(shown[probe[(probe >= ids[0]) & (probe <= ids[-1])] - ids[0]]).cpu())
             tell(int(ids[-1]) + 1)
         tensors = {**packer.tensors(), "probe.ids": probe, "probe.values": torch.cat(probed)}
         return CodedPart(tensors, measured, digest.hexdigest())
 
     def _measure(self, name: str, features: Tensor, shown: Tensor, symbols: Tensor, first: int) -> Measured:
-        # Not clamped: an error outside the range counts too.
-        real, replayed = (normalise(x, self.low, self.high, clamp=False).flatten(1) for x in (features, shown))
-        errors = (replayed - real).double().square().mean(1)  # (n,)
+        scaled = normalise(features, self.low, self.high, clamp=False)
+        # Not clamped either: an error outside the range counts too.
+        errors = (scaled - normalise(shown, self.low, self.high, clamp=False)).flatten(1).square_().mean(1)  # (n,)
         if not (errors < MAX_MSE).all():
-            bad = first + int((errors < MAX_MSE).logical_not().nonzero()[0])
-            raise FeatureError(
-                f"{name}: sample {bad} lies far outside the range of the model's samples: its MSE is "
-                f"{errors[bad - first]:.3g}, where each channel has the range 1. Leave it out, or fit a model to it"
-            )
+            raise self._too_far(name, features, errors, first)
+        variances, means = torch.var_mean(scaled.flatten(1), 1, correction=0)
+        moments = moments_of(means, variances, errors, scaled[0].numel())
         tables = self.coder.tables
         bits = None if tables is None else torch.from_numpy(tables.bits(symbols.cpu().numpy())).to(errors.device)
-        bad_rows = self.limits.exceeded(errors, real.double().var(1, correction=0), bits).nonzero()[:, 0]
-        ids = tuple(first + row for row in bad_rows[:NUM_LISTED].tolist())
-        misfits = Misfits(len(bad_rows), ids, moments_of(real[bad_rows], errors[bad_rows]))
-        num_zeros = features.numel() - int(features.count_nonzero())
-        return Measured(moments_of(real, errors), num_zeros, misfits)
+        bad = self.limits.exceeded(errors, variances, bits).nonzero()[:, 0]
+        ids = tuple(first + row for row in bad[:NUM_LISTED].tolist())
+        misfits = Misfits(len(bad), ids, moments_of(means[bad], variances[bad], errors[bad], scaled[0].numel()))
+        return Measured(moments, features.numel() - int(features.count_nonzero()), misfits)
+
+    def _too_far(self, name: str, features: Tensor, errors: Tensor, first: int) -> FeatureError:
+        """The error for features that are not finite, or so large that the error of their replays means nothing."""
+        if not features.isfinite().all():
+            return not_finite(name, features.cpu(), first)
+        row = int((errors < MAX_MSE).logical_not().nonzero()[0])
+        return FeatureError(
+            f"{name}: sample {first + row} lies far outside the range of the model's samples: its MSE is "
+            f"{errors[row]:.3g}, where each channel has the range 1. Leave it out, or fit a model to it"
+        )
 
 
 def chunks(source: FeatureSource, block_size: int) -> Iterator[Tensor]:

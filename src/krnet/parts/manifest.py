@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import add
-from pathlib import Path
 from typing import Any
 
 from krnet.errors import NewerVersionError, NotARecordingError
-from krnet.features.source import DTYPES
+from krnet.features.dtypes import DTYPES
 from krnet.io.header import MAX_DIMS, digest, parse_json
 from krnet.io.memory import MemoryLimit
+from krnet.io.places import Place
 from krnet.parts.part import Entry, Measured, Origin, is_count, is_digest, parse_entry
 from krnet.parts.sequences import Listed, parse_listed
 
@@ -86,7 +86,7 @@ class Manifest:
         return json.dumps(head)[:-1] + f', "parts": [\n{lines}\n]}}\n'
 
 
-def parse_manifest(where: Path, content: bytes) -> Manifest:
+def parse_manifest(where: Place, content: bytes) -> Manifest:
     """The manifest in these bytes, checked; nothing is allocated on its word."""
     if len(content) > MAX_MANIFEST_BYTES:
         raise _refuse(where, f"it has {len(content)} bytes, above {MAX_MANIFEST_BYTES}", None)

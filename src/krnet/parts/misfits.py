@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from krnet.coding.open_tables import OpenTables
@@ -81,10 +80,10 @@ class Misfits:
         }
 
 
-def moments_of(values: Tensor, errors: Tensor) -> Moments:
-    """values (n, ...) normalised; errors (n,): MSE of each sample's replay"""
-    if not len(values):
+def moments_of(means: Tensor, variances: Tensor, errors: Tensor, num_values: int) -> Moments:
+    """Of some samples together, from the mean, the variance and the MSE (n,) of each; all have `num_values` values."""
+    if not len(means):
         return NOTHING
-    exact = values.double()
-    variance, mean = torch.var_mean(exact, correction=0)
-    return Moments(values.numel(), float(mean), float(variance), float(errors.double().mean()))
+    means, variances, errors = (each.double() for each in (means, variances, errors))
+    variance = variances.mean() + means.var(correction=0)
+    return Moments(num_values * len(means), float(means.mean()), float(variance), float(errors.mean()))

@@ -13,7 +13,6 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, TypeGuard
 
 from torch import Tensor
@@ -24,6 +23,7 @@ from krnet.features.metrics import Moments
 from krnet.features.samples import Samples
 from krnet.io import archive
 from krnet.io.header import NO_DIGEST
+from krnet.io.places import Place
 from krnet.io.stored_rows import BLOCK_BYTES, RESIDENT_BYTES
 from krnet.parts.misfits import NUM_LISTED, Misfits
 
@@ -102,7 +102,7 @@ class Part:
 
 
 def write_part(
-    folder: Path, origin: Origin, entry: Entry, labels: Tensor | None, tensors: Mapping[str, Tensor]
+    folder: Place, origin: Origin, entry: Entry, labels: Tensor | None, tensors: Mapping[str, Tensor]
 ) -> Entry:
     """Write a part and return its entry; size and digest of the one that is given do not matter."""
     described, label_tensors = Samples(entry.num_samples, origin.shape, labels).describe()
@@ -121,7 +121,7 @@ def write_part(
     return open_part(folder, entry.name).entry
 
 
-def open_part(folder: Path, name: str, max_bytes: int | None = None) -> Part:
+def open_part(folder: Place, name: str, max_bytes: int | None = None) -> Part:
     """Read and check the header of a part."""
     kept = archive.open_archive(folder / name, max_bytes)
     metadata = kept.metadata

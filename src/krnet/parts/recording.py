@@ -7,24 +7,27 @@ Opening reads the manifest and the header of the model; parts are opened when a 
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial, reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from krnet.device import pick_device
 from krnet.errors import ChecksumError, InputError
+from krnet.features.dtypes import DTYPES
 from krnet.features.samples import Samples
-from krnet.features.source import DTYPES
 from krnet.features.stats import chain_digests
 from krnet.io import archive
-from krnet.io.atomic import AnyPath, atomic_write, make_folder
-from krnet.parts.folder import check_output, read_manifest
+from krnet.io.atomic import AnyPath, make_folder
+from krnet.io.folders import list_folder
+from krnet.io.output import copy
+from krnet.io.places import Url, place
+from krnet.io.writable import check_name
+from krnet.parts.folder import check_output, read_manifest, write_manifest
 from krnet.parts.manifest import MANIFEST, MODEL, Manifest
 from krnet.parts.part import REPAIR, Part
 from krnet.parts.reading import PartsReplayer, naming, open_listed
@@ -37,8 +40,10 @@ from krnet.recording_file import check_probe
 class PartsRecording(Recording):
     """Coded samples in many files, and the model that shows them."""
 
-    def __init__(self, folder: AnyPath, device: torch.device, precision: str = "exact", max_bytes: int | None = None):
-        self.folder = Path(folder)
+    def __init__(
+        self, folder: AnyPath | Url, device: torch.device, precision: str = "exact", max_bytes: int | None = None
+    ):
+        self.folder = place(folder)
         self._lengths: Tensor | None = None
         self.manifest = read_manifest(self.folder)
         self.model = Recording(archive.open_archive(self.folder / MODEL, max_bytes), device)
@@ -55,11 +60,16 @@ class PartsRecording(Recording):
 
     @property
     def path(self) -> Path:
-        return self.folder
+        return cast(Path, self.folder)  # a URL is to be shown, as in Recording
 
     @property
     def max_bytes(self) -> int | None:
         return self.model.max_bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Of model and parts."""
+        return self.manifest.size_bytes
 
     @property
     def num_classes(self) -> int | None:
@@ -84,8 +94,8 @@ class PartsRecording(Recording):
         return None if self.manifest.sequences is None else self.manifest.sequences.num_sequences
 
     def _parts(self) -> Iterator[Part]:
-        for place in range(len(self.manifest.parts)):
-            yield open_listed(self.folder, self.manifest, place, self.max_bytes)
+        for number in range(len(self.manifest.parts)):
+            yield open_listed(self.folder, self.manifest, number, self.max_bytes)
 
     def load(self) -> PartsReplayer:
         if self._replayer is None:
@@ -127,16 +137,16 @@ class PartsRecording(Recording):
 
     def save(self, path: AnyPath) -> Path:
         """Check all files and copy the folder."""
-        target = Path(path)
+        target = check_name(path)
         check_output(target)
-        if target.exists() and any(target.iterdir()):
+        if list_folder(target):
             raise InputError(f"{target}: is not empty; expected a new folder. Choose another name")
         self.check()
         make_folder(target)
         sequences = [] if self.manifest.sequences is None else [SEQUENCES]
-        for name in [MODEL, *sequences, *(part.name for part in self.manifest.parts), MANIFEST]:
-            with atomic_write(target / name) as file, (self.folder / name).open("rb") as source:
-                shutil.copyfileobj(source, file)
+        for name in [MODEL, *sequences, *(part.name for part in self.manifest.parts)]:
+            copy(self.folder / name, target / name)
+        write_manifest(target, self.manifest)
         return target
 
     def append(self, features: Any, labels: Any = None, **settings: Any) -> Recording:
@@ -165,5 +175,4 @@ def _as_one(model: Recording, manifest: Manifest) -> archive.Archive:
         "metrics": {"mse": moments.mse, "r2": moments.r2, "zero_ratio": measured.num_zeros / values},
         "parts": [part.num_samples for part in parts],
     }
-    size_bytes = manifest.size_bytes
-    return replace(kept, nbytes=size_bytes, checksum=manifest.fingerprint, metadata={**kept.metadata, **told})
+    return replace(kept, checksum=manifest.fingerprint, metadata={**kept.metadata, **told})

@@ -9,7 +9,6 @@ Nothing in the file depends on when or where it was written.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +17,8 @@ from torch import Tensor
 from krnet.errors import ChecksumError, NotARecordingError, ResumeError
 from krnet.features.sequences import LENGTHS, pack_lengths, unpack_lengths
 from krnet.io import archive
-from krnet.io.atomic import remove_leftovers
+from krnet.io.folders import list_folder
+from krnet.io.places import Place
 from krnet.parts.part import REPAIR, is_count, is_digest
 
 SEQUENCES = "sequences.krn"
@@ -48,11 +48,10 @@ def parse_listed(where: object, value: Any) -> Listed:
     raise NotARecordingError(f"{where}: the entry of {SEQUENCES} is {value!r:.200}; expected that of a file. {REPAIR}")
 
 
-def place_lengths(folder: Path, lengths: Tensor | None) -> Listed | None:
+def place_lengths(folder: Place, lengths: Tensor | None) -> Listed | None:
     """Write the lengths, or find them there; refuse a folder of other sequences."""
     path = folder / SEQUENCES
-    remove_leftovers(path)
-    if not path.exists():
+    if SEQUENCES not in list_folder(folder):
         if lengths is None:
             return None
         archive.write(path, pack_lengths(lengths), {"kind": KIND})
@@ -65,7 +64,7 @@ def place_lengths(folder: Path, lengths: Tensor | None) -> Listed | None:
     return Listed(len(lengths), kept.nbytes, kept.checksum)
 
 
-def read_lengths(folder: Path, listed: Listed, num_samples: int, max_bytes: int | None = None) -> Tensor:
+def read_lengths(folder: Place, listed: Listed, num_samples: int, max_bytes: int | None = None) -> Tensor:
     """The lengths (S,) int64, once they are found to be those that the manifest lists."""
     kept = archive.open_archive(folder / SEQUENCES, max_bytes)
     if kept.checksum != listed.digest:

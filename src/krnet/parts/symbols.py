@@ -42,7 +42,7 @@ class Coder:
         """Symbols of one sample: those of all others have their type and shape."""
         if self.tables is not None:
             return torch.empty(1, len(self.tables.tables.column), dtype=torch.int32)
-        return self.replayer.code(torch.zeros(1, *self.shape, device=self.device))
+        return self.replayer.code(torch.zeros(1, *self.shape, device=self.device)).symbols
 
     @property
     def symbol_shape(self) -> tuple[int, ...]:

@@ -4,7 +4,8 @@
     Content or an opened file        -> Recorder.replay -> Replayer: ids (B,) -> features (B, *shape)
     settings, shape, num_samples     -> Recorder.stored -> the file's tensors, known before the fit
 
-    features that were not fitted -> Replayer.code -> symbols -> Replayer.show -> as they would be replayed
+    features that were not fitted -> Replayer.code -> Coded: symbols, and what they would be replayed as
+    symbols                       -> Replayer.show -> the same
 
 A recorder declares its settings (a config class), the inputs it takes beside features, and the tensors it writes. The
 API, the command line, the benchmarks and KRIL read these declarations; none of them asks for a recorder by name.
@@ -20,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -174,6 +175,15 @@ class Stored:
         return self.shape is not None and self.dtype is not None and not self.optional
 
 
+class Coded(NamedTuple):
+    """Samples that were coded with what a recorder has fitted."""
+
+    symbols: Tensor
+    """(B, ...) what a file would hold of them."""
+    shown: Tensor
+    """(B, *shape) float32: what they would be replayed as."""
+
+
 class Replayer(ABC):
     """Reads samples from a recording."""
 
@@ -191,11 +201,11 @@ class Replayer(ABC):
         """The frequencies that entropy-code symbols; None: symbols are numbers that are stored as they are."""
         return None
 
-    def code(self, features: Tensor, *, moves: int | None = None) -> Tensor:
-        """float32 features (B, *shape) on the device, not in the recording -> their symbols (B, ...).
+    def code(self, features: Tensor, *, moves: int | None = None, stored: bool = False) -> Coded:
+        """float32 features (B, *shape) on the device, not in the recording -> their symbols, and what these show.
 
         Each sample is coded on its own. Where a network is behind the symbols, they are moved `moves` times towards
-        the least error; None: as often as pays.
+        the least error; None: as often as pays. `stored` says that their bits count as well.
         """
         raise NotImplementedError(f"{type(self).__name__} codes no features")
 

@@ -21,7 +21,7 @@ from krnet.coding.matrix import CODED_TENSORS, Matrix, MatrixReader
 from krnet.device import exact_math
 from krnet.features.samples import Samples
 from krnet.features.stats import denormalise, normalise
-from krnet.recorders.base import Content, Job, Replayer, Stored, planned_overhead
+from krnet.recorders.base import Coded, Content, Job, Replayer, Stored, planned_overhead
 from krnet.recorders.maps import normalised_chunks
 
 PREFIX = "coded."  # of the tensors that hold the coded coefficients
@@ -66,10 +66,11 @@ class CodedReplayer(Replayer):
         return self.basis
 
     @torch.inference_mode()
-    def code(self, features: Tensor, *, moves: int | None = None) -> Tensor:
+    def code(self, features: Tensor, *, moves: int | None = None, stored: bool = False) -> Coded:
         x = normalise(features.reshape(len(features), *(self.shape or (1,))), self.low, self.high)
         with exact_math():
-            return self.reader.quantize(self.encoder.forward(x))
+            symbols = self.reader.quantize(self.encoder.forward(x))
+        return Coded(symbols, self.show(symbols))
 
     @torch.inference_mode()
     def show(self, symbols: Tensor) -> Tensor:

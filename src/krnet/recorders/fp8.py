@@ -22,7 +22,7 @@ from krnet.errors import InputError, NotARecordingError
 from krnet.features.samples import Samples
 from krnet.io.header import RESTORE
 from krnet.io.stored_rows import MadeRows, Rows
-from krnet.recorders.base import Content, Job, Recorder, Replayer, RowStore, Stored, register
+from krnet.recorders.base import Coded, Content, Job, Recorder, Replayer, RowStore, Stored, register
 from krnet.recorders.basis import stored_edges
 
 FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
@@ -70,8 +70,9 @@ class FP8Replayer(Replayer):
     def decode(self, ids: Tensor, *, fast: bool = False) -> Tensor:
         return self.show(self.values.take(ids).to(self.device))
 
-    def code(self, features: Tensor, *, moves: int | None = None) -> Tensor:
-        return self.floats.encode(features)
+    def code(self, features: Tensor, *, moves: int | None = None, stored: bool = False) -> Coded:
+        symbols = self.floats.encode(features)
+        return Coded(symbols, self.show(symbols))
 
     def show(self, symbols: Tensor) -> Tensor:
         found = self.floats.decode(symbols)

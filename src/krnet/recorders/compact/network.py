@@ -203,12 +203,7 @@ class CompactNet(nn.Module):
 
     def forward(self, codes: Tensor, gate: Tensor | None = None) -> Tensor:
         """gate (B, 1, 1, 1): 0 for samples that are not refined; None: all are."""
-        if self.axes is None:
-            maps = (codes + self.mean).view(-1, *self.shape)
-        elif self.grid.num_blocks == 1:
-            maps = torch.addmm(self.mean, codes, self.axes).view(-1, *self.shape)
-        else:
-            maps = self.grid.to_maps(codes, self.axes) + self.mean.view(self.shape)
+        maps = self.unrefined(codes)
         if maps.is_cuda:
             maps = maps.contiguous(memory_format=torch.channels_last)
         output = maps
@@ -217,6 +212,14 @@ class CompactNet(nn.Module):
             correction = self.unit * self._turned(refined)
             output = maps + (correction if gate is None else gate * correction)
         return F.leaky_relu(output, NEGATIVE_SLOPE) if torch.is_grad_enabled() else output.clamp(0, 1)
+
+    def unrefined(self, codes: Tensor) -> Tensor:
+        """Codes (B, P k) -> maps (B, c, h, w), which Refine corrects."""
+        if self.axes is None:
+            return (codes + self.mean).view(-1, *self.shape)
+        if self.grid.num_blocks == 1:
+            return torch.addmm(self.mean, codes, self.axes).view(-1, *self.shape)
+        return self.grid.to_maps(codes, self.axes) + self.mean.view(self.shape)
 
     def _turned(self, maps: Tensor) -> Tensor:
         """Maps (B, tokens, 1, numbers) of a sequence -> (B, numbers, 1, tokens), and back; others as they are."""

@@ -4,9 +4,13 @@
     features -> nearest point along the axes -> code, moved a few times -> rounded -> symbols, and whether to refine
     symbols  -> network -> features
 
-Codes move down their own error, as in every fit (codes.py). Each map takes the best of the codes that it had on the
-way, so the result does not depend on the other maps of the batch. A network that was fitted to few samples may spoil
-others: where it does, the map is left unrefined. The last symbol of a sample says which: 1 refined, 0 not.
+Codes move down their own error, each map's by itself, so the result does not depend on the other maps of the batch.
+Along axes, which are nearly orthonormal, the squared error of what the axes make of a code has the second derivative 2:
+a move is a whole Newton step. Gradients are taken at the code itself; at the rounded one, as in a fit, ten times as
+many moves are needed. Where codes are stored, the price of their bits counts as well (codes.py).
+
+A network that was fitted to few samples may spoil others: where it does, the map is left unrefined. The last symbol of
+a sample says which: 1 refined, 0 not.
 
 Without axes (components=0) codes move as well, although growth.py leaves those of appended samples as they are: the
 network was fitted to codes that had moved, and knows no others.
@@ -28,15 +32,17 @@ from krnet.device import exact_math
 from krnet.features.samples import Samples
 from krnet.features.stats import denormalise, normalise
 from krnet.recorders.axes import least_squares
+from krnet.recorders.base import Coded
+from krnet.recorders.compact.codes import BIT_PRICE, laplace_bits
 from krnet.recorders.compact.network import CompactConfig, CompactNet, GatedNet
 from krnet.recorders.fit import NetworkReplayer
 
-# Each move brings unseen maps nearer, and gains less than the one before.
-NUM_MOVES = 20
-# The first move is this share of a Newton step; later ones shrink to 0, as learning rates do in a fit. All codes of a
-# sample move at once, and without axes neighbours share an error: with the 0.5 of a fit they overshoot, and R2 after 10
-# moves is 0.57, not 0.68. Along axes both give the same, within 0.001.
-MOVE_LR = 0.3
+# Measured on unseen CIFAR maps at 0.25 bit a value, R2 with its bits a sample: 0.735 (850) without moves, 0.783 (901)
+# with one, 0.791 (905) with two, 0.796 (918) with four, 0.799 (927) with eight; with four and no price 0.815 (1077).
+STORED_MOVES, SHOWN_MOVES = 2, 4
+# Without axes neighbours share an error, and whole steps overshoot: moves are this share of a step, which shrinks to 0
+# as learning rates do in a fit. With 0.5 in place of 0.3, R2 after 10 moves is 0.57, not 0.68.
+VALUES_MOVES, VALUES_LR = 20, 0.3
 SPOILT_SHARE = 1 / 64  # expected share of maps that the network spoils: nearly free where it spoils none
 PART_BYTES = 16 << 20  # of the network's largest map: its maps are all kept for the gradient
 
@@ -56,6 +62,9 @@ class CompactReplayer(NetworkReplayer):
     ):
         num_values, num_refined = math.prod(samples.shape), config.refined
         max_map_values = max(num_values, config.num_columns(samples.shape), config.c1 * net.num_positions)
+
+        if device.type == "cpu":  # twice as fast there; on a GPU the network turns its maps itself
+            net.refine.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
         def gated_codes(ids: Tensor) -> Tensor:
             assert num_refined is not None, "all samples are refined: no gate"
@@ -80,18 +89,20 @@ class CompactReplayer(NetworkReplayer):
             np.append(tables.weights, np.array([spoilt - 1, 2**FREQUENCY_BITS - spoilt - 1], np.uint16)),
         )
 
-    def code(self, features: Tensor, *, moves: int | None = None) -> Tensor:
-        num_moves = NUM_MOVES if moves is None else moves
+    def code(self, features: Tensor, *, moves: int | None = None, stored: bool = False) -> Coded:
         with exact_math(), torch.inference_mode(False), torch.no_grad():
-            parts = features.split(self.coded_at_once)
-            return torch.cat([self._code(part.clone(), num_moves) for part in parts])
+            parts = [self._code(part.clone(), moves, stored) for part in features.split(self.coded_at_once)]
+            return Coded(*map(torch.cat, zip(*parts)))
 
     def show(self, symbols: Tensor) -> Tensor:
         with exact_math(), torch.inference_mode(False), torch.no_grad():
             return torch.cat([self._show(part.clone()) for part in symbols.split(self.coded_at_once)])
 
     def _show(self, symbols: Tensor) -> Tensor:
-        maps = self._net(self._numbers_of(symbols[:, :-1]), symbols[:, -1:, None, None].float())
+        return self._features(self._net(self._numbers_of(symbols[:, :-1]), symbols[:, -1:, None, None].float()))
+
+    def _features(self, maps: Tensor) -> Tensor:
+        """Maps (n, c, h, w) in [0, 1] -> features in the original scale."""
         maps = maps.reshape(len(maps), *(self.shape or (1,)))
         return denormalise(maps, self.low, self.high).reshape(len(maps), *self.shape)
 
@@ -124,41 +135,58 @@ class CompactReplayer(NetworkReplayer):
         """Symbols (n, P k) -> the codes that a file would give back."""
         return self.reader.numbers_of(symbols) if self.config.has_centroids else symbols * self.config.step
 
-    def _code(self, features: Tensor, num_moves: int) -> Tensor:
+    @cached_property
+    def _prices(self) -> Tensor:
+        """(P k,): squared error that a code is worth for each unit of its size, see CodesFit: the price of its bits."""
+        tables, step = self.reader.blocks.tables, self.config.step
+        symbols = np.concatenate([np.arange(low, low + size) for low, size in zip(tables.first, tables.sizes.tolist())])
+        sizes = np.add.reduceat((tables.weights + 1.0) / 2**FREQUENCY_BITS * np.abs(symbols), tables.starts)  # (T,)
+        # Of a Laplace variable rounded to whole numbers, E|n| = u / (1 - u^2) with u = exp(-1 / (2 E|x|)).
+        rounded = np.maximum(sizes, 1e-6)
+        means = -0.5 / np.log((np.sqrt(1 + 4 * rounded**2) - 1) / (2 * rounded))
+        mean_size = torch.from_numpy(means[tables.column]).float().requires_grad_()
+        with torch.enable_grad():
+            bits = laplace_bits(mean_size).sum()
+        (slope,) = torch.autograd.grad(bits, mean_size)
+        return (BIT_PRICE * step * slope).to(self.reader.device)
+
+    def _code(self, features: Tensor, moves: int | None, stored: bool) -> Coded:
         """Symbols (n, P k + 1) of some features; codes move where all samples of the recording are refined."""
         target = normalise(features.reshape(len(features), *(self.shape or (1,))), self.low, self.high)
         target = target.reshape(-1, *self._net.shape)
         codes = self._codes(target.flatten(1))
         symbols = self._quantize(codes)
-        refined = symbols.new_zeros(len(symbols), 1)
+        numbers = self._numbers_of(symbols).float()
+        maps, refined = self._net.unrefined(numbers).clamp(0, 1), torch.zeros_like(symbols[:, :1], dtype=torch.bool)
         if self.config.refined is None:
-            unrefined = self._net(self._numbers_of(symbols), codes.new_zeros(len(codes), 1, 1, 1))
-            errors = (unrefined - target).square().sum((1, 2, 3))
-            symbols, refined = self._move(codes, symbols, target, errors, num_moves)
-        return torch.cat([symbols, refined], dim=1)
+            # Without axes bits have no price, as in the fit (values_fit.py).
+            prices = self._prices if stored and self.config.components else torch.zeros_like(self._prices)
+            moved = self._quantize(self._move(codes, target, self._num_moves(moves, stored), prices))
+            moved_numbers = self._numbers_of(moved).float()
+            moved_maps = self._net(moved_numbers)
+            costs = (
+                (found - target).square().sum((1, 2, 3)) + codes.abs() @ prices
+                for found, codes in ((moved_maps, moved_numbers), (maps, numbers))
+            )  # (n,) each: squared error, and the price of the bits
+            refined = torch.lt(*costs)[:, None]
+            symbols, maps = (
+                torch.where(refined, moved, symbols),
+                torch.where(refined[:, :, None, None], moved_maps, maps),
+            )
+        return Coded(torch.cat([symbols, refined.int()], dim=1), self._features(maps))
 
-    def _move(
-        self, codes: Tensor, best: Tensor, target: Tensor, errors: Tensor, num_moves: int
-    ) -> tuple[Tensor, Tensor]:
-        """Move the codes down the network's error -> the best symbols, and whether the network did better with them.
+    def _num_moves(self, moves: int | None, stored: bool) -> int:
+        if moves is not None:
+            return moves
+        return (STORED_MOVES if stored else SHOWN_MOVES) if self.config.components else VALUES_MOVES
 
-        best, errors  the symbols of the codes, and the squared errors (n,) of what they are without the network
-        """
-        refined = best.new_zeros(len(best), 1)
-        for move in range(num_moves + 1):
-            symbols = self._quantize(codes)
-            quantized = self._numbers_of(symbols).float()
+    def _move(self, codes: Tensor, target: Tensor, num_moves: int, prices: Tensor) -> Tensor:
+        """Move the codes (n, P k) down the network's error and the price of their bits."""
+        for move in range(num_moves):
+            lr = 1.0 if self.config.components else VALUES_LR * (1 - move / num_moves)
             with torch.enable_grad():
-                output = self._net(quantized.requires_grad_())
-                loss = (output - target).square().sum()
-            found_errors = (output.detach().clamp(0, 1) - target).square().sum((1, 2, 3))
-            better = (found_errors < errors)[:, None]
-            best, refined = torch.where(better, symbols, best), refined | better.int()
-            errors = errors.minimum(found_errors)
-            if move == num_moves:
-                break
-            # As in CodesFit.after_step: the gradient was taken at the quantised code, not at the code itself.
-            gradient = torch.autograd.grad(loss, quantized)[0] + 2 * (codes - quantized.detach())
-            lr = MOVE_LR * (1 - move / num_moves)
-            codes = codes - (0.5 * lr * gradient).clamp(-self.config.step, self.config.step)
-        return best, refined
+                codes = codes.detach().requires_grad_()
+                error = (self._net(codes) - target).square().sum()
+            gradient = torch.autograd.grad(error, codes)[0] + prices * codes.detach().sign()
+            codes = codes.detach() - (0.5 * lr * gradient).clamp(-self.config.step, self.config.step)
+        return codes
