@@ -62,7 +62,7 @@ class ZstdCodec:
 
         values = features.to(self.dtype).cpu().contiguous().view(-1).view(torch.uint8).numpy()
         shuffled = np.ascontiguousarray(values.reshape(-1, self.dtype.itemsize).T)
-        return zstandard.ZstdCompressor(level=self.level).compress(shuffled)
+        return zstandard.ZstdCompressor(level=self.level).compress(shuffled.tobytes())
 
     def decode(self, content: bytes, num_samples: int) -> Tensor:
         import zstandard
