@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,6 +58,15 @@ def test_an_unknown_symbol_takes_four_bytes(tables):
     own_bytes = through(tables, symbols, 100)[1]
     symbols[::10, 0] = 400
     assert abs(through(tables, symbols, 100)[1] - own_bytes - 100 * 28 / 8) < 40
+
+
+def test_bits_are_those_that_the_streams_take(tables):
+    symbols = known(tables, 4000)
+    symbols[::100, 2] = -300
+    opened = OpenTables.of(tables)
+    found = float(opened.bits(torch.from_numpy(symbols)).sum())
+    assert abs(found / 8 - through(tables, symbols, 4000)[1]) < 8
+    assert abs(opened.bits(torch.from_numpy(known(tables, 4000))).mean() / opened.mean_bits - 1) < 0.02
 
 
 @pytest.mark.parametrize("num_symbols", [1, 2, MAX_ALPHABET])

@@ -91,7 +91,7 @@ def test_moving_codes_lowers_the_error_and_a_price_lowers_the_bits(recordings, f
 
     def found(**how: Any) -> tuple[float, float]:
         symbols, shown = replayer.code(unseen, **how)
-        return r2(shown, unseen), float(tables.bits(symbols.numpy()).mean())
+        return r2(shown, unseen), float(tables.bits(symbols).mean())
 
     plain, shown, stored = found(moves=0), found(moves=4), found(moves=4, stored=True)
     assert shown[0] > plain[0]

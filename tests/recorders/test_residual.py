@@ -134,3 +134,10 @@ def test_positions_are_drawn_from_all_samples_and_never_more_than_there_are(monk
     krnet.record(relu_maps(50, (4, 3, 3))[0], recorder="residual", books=1, bits=1)
     assert draw_positions(jobs[0], 10_000).shape == (450, 4)
     assert draw_positions(jobs[0], 100).shape == (100, 4)
+
+
+def test_a_search_for_a_budget_codes_all_samples_twice_at_most(monkeypatch):
+    calls, find = [], ResidualRecorder._find_codes
+    monkeypatch.setattr(ResidualRecorder, "_find_codes", lambda *given: calls.append(given) or find(*given))
+    krnet.record(vectors(2000), recorder="residual", budget="6kB")
+    assert 1 <= len(calls) <= 2

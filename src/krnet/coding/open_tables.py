@@ -15,6 +15,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from krnet.coding.entropy import FREQUENCY_BITS, MAX_SYMBOL, Tables, check_used_up, coder_of, stream_of
 
@@ -75,14 +77,25 @@ class OpenTables:
         entropies = np.add.reduceat(frequencies / 2**FREQUENCY_BITS * self._bits, tables.starts)  # (T,)
         return float(entropies[tables.column].sum())
 
-    def bits(self, symbols: np.ndarray) -> np.ndarray:
-        """(n,): how many bits each row of symbols (n, columns) takes."""
-        first, escape = self._spans
+    def bits(self, symbols: Tensor) -> Tensor:
+        """(n,): how many bits each row of symbols (n, columns) takes, computed where they are."""
+        first, escape, starts, bits = self._on(symbols.device)
         index = symbols - first
         is_escaped = (index < 0) | (index >= escape)
-        index = np.where(is_escaped, escape, index) + self.tables.starts[self.tables.column]
-        found: np.ndarray = self._bits[index].sum(1) + FREQUENCY_BITS * is_escaped.sum(1)
-        return found
+        index = torch.where(is_escaped, escape, index) + starts
+        return bits.take(index).sum(1) + FREQUENCY_BITS * is_escaped.sum(1)
+
+    def _on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What `bits` needs, on a device: `_spans`, where the table of each column begins in `_bits`, and `_bits`."""
+        if device not in self._devices:
+            arrays = (*self._spans, self.tables.starts[self.tables.column], self._bits)
+            first, escape, starts, bits = (torch.from_numpy(array).to(device) for array in arrays)
+            self._devices[device] = first, escape, starts, bits
+        return self._devices[device]
+
+    @cached_property
+    def _devices(self) -> dict[torch.device, tuple[Tensor, Tensor, Tensor, Tensor]]:
+        return {}
 
     @cached_property
     def _bits(self) -> np.ndarray:

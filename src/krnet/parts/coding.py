@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -51,15 +52,21 @@ class PartCoder:
         measured = Measured(NOTHING, 0, Misfits())
         probe = torch.linspace(0, len(source) - 1, PROBE_SAMPLES, dtype=torch.float64).round().long().unique()
         probed = []
-        for ids in chunks(source, self.coder.block_size):
-            stored = source.read(ids)
-            digest.update(stored.view(torch.uint8).numpy().data)
-            features = stored.to(self.coder.device).float()
-            symbols, shown = self.coder.replayer.code(features, moves=self.moves, stored=True)
-            measured += self._measure(source.name, features, shown, symbols, first + int(ids[0]))
-            packer.add(symbols)
-            probed.append(probe_values(shown[probe[(probe >= ids[0]) & (probe <= ids[-1])] - ids[0]]).cpu())
-            tell(int(ids[-1]) + 1)
+        with ThreadPoolExecutor(1) as thread:  # packs while the next samples are read and coded
+            packed: Future[None] | None = None
+            for ids in chunks(source, self.coder.block_size):
+                stored = source.read(ids)
+                digest.update(stored.view(torch.uint8).numpy().data)
+                features = stored.to(self.coder.device).float()
+                symbols, shown = self.coder.replayer.code(features, moves=self.moves, stored=True)
+                measured += self._measure(source.name, features, shown, symbols, first + int(ids[0]))
+                probed.append(probe_values(shown[probe[(probe >= ids[0]) & (probe <= ids[-1])] - ids[0]]).cpu())
+                if packed is not None:
+                    packed.result()
+                packed = thread.submit(packer.add, symbols.cpu())
+                tell(int(ids[-1]) + 1)
+            assert packed is not None, "a part without samples"
+            packed.result()
         tensors = {**packer.tensors(), "probe.ids": probe, "probe.values": torch.cat(probed)}
         return CodedPart(tensors, measured, digest.hexdigest())
 
@@ -72,7 +79,7 @@ class PartCoder:
         variances, means = torch.var_mean(scaled.flatten(1), 1, correction=0)
         moments = moments_of(means, variances, errors, scaled[0].numel())
         tables = self.coder.tables
-        bits = None if tables is None else torch.from_numpy(tables.bits(symbols.cpu().numpy())).to(errors.device)
+        bits = None if tables is None else tables.bits(symbols)
         bad = self.limits.exceeded(errors, variances, bits).nonzero()[:, 0]
         ids = tuple(first + row for row in bad[:NUM_LISTED].tolist())
         misfits = Misfits(len(bad), ids, moments_of(means[bad], variances[bad], errors[bad], scaled[0].numel()))

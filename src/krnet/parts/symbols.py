@@ -63,11 +63,11 @@ class Packer:
         self._rows = list[Tensor]()
 
     def add(self, symbols: Tensor) -> None:
-        """Take up more rows. Of all calls, only the last may end within a block."""
+        """Take up more rows, on the CPU. Of all calls, only the last may end within a block."""
         if self.tables is None:
-            self._rows.append(symbols.cpu())
+            self._rows.append(symbols)
             return
-        for block in self.tables.encode(symbols.cpu().numpy(), self.block_size):
+        for block in self.tables.encode(symbols.numpy(), self.block_size):
             self._lengths.append(len(block))
             self._stream.extend(block)
 

@@ -35,7 +35,7 @@ from krnet.io.header import RESTORE
 from krnet.recorders.base import Content, Job, Recorder, Stored, planned_overhead
 from krnet.recorders.basis import Basis, CodedReplayer, planned_bytes, stored_edges, stored_matrix
 from krnet.recorders.codes import CODES, check_codes, code_reader, encode_codes
-from krnet.recorders.maps import normalised_chunks
+from krnet.recorders.maps import normalised_chunks, once_for_features
 from krnet.recorders.memory import block_numbers
 
 MAX_BOOKS, MAX_BITS = 128, 12
@@ -182,14 +182,16 @@ class AdditiveRecorder(Recorder):
     def fit(self, job: Job) -> Content:
         config, started = from_dict(self.config_class, job.settings), time.perf_counter()
         with exact_math(), torch.inference_mode():
-            points = draw_positions(job, max(TRAIN_POSITIONS, POSITIONS_PER_ENTRY << config.bits))
-            quantiser = self.train(points, config, job.fit.seed)
-            codes = encode_codes(self._codes(job, quantiser), config.block_size)
-        tensors = {"low": job.stats.low, "high": job.stats.high, "entries": quantiser.entries, **codes}
+            # Kept: after a search, the fit of what it found is that of its last look.
+            entries, found = once_for_features(job, self.name, config, lambda: self._find_codes(job, config))
+            codes = encode_codes(Matrix(lambda rows: found[rows].float(), *found.shape), config.block_size)
+        tensors = {"low": job.stats.low, "high": job.stats.high, "entries": entries, **codes}
         return Content(tensors=tensors, settings=asdict(config), seconds=time.perf_counter() - started)
 
-    def _codes(self, job: Job, quantiser: Quantiser) -> Matrix:
-        """The codes (N, books * positions). They are kept: to find them again would take as long."""
+    def _find_codes(self, job: Job, config: AdditiveConfig) -> tuple[Tensor, Tensor]:
+        """The entries (books, 2^bits, C), and the codes of all samples (N, books * positions)."""
+        points = draw_positions(job, max(TRAIN_POSITIONS, POSITIONS_PER_ENTRY << config.bits))
+        quantiser = self.train(points, config, job.fit.seed)
         num_books, num_entries = quantiser.entries.shape[:2]
         dtype = torch.uint8 if num_entries <= 256 else torch.int16
         found = torch.empty(len(job.source), num_books * math.prod(job.source.shape[1:]), dtype=dtype)
@@ -198,7 +200,7 @@ class AdditiveRecorder(Recorder):
             codes = quantiser.codes(to_positions(x)).view(len(x), -1, num_books)
             found[start : start + len(x)] = codes.transpose(1, 2).flatten(1)
             start += len(x)
-        return Matrix(lambda rows: found[rows].float(), *found.shape)
+        return quantiser.entries, found
 
     # -------------------------------------------------------------- budgets
 

@@ -71,15 +71,16 @@ class CodesFit(NetworkFit):
         super().__init__(job, make)
 
     def bits(self, codes: Tensor) -> Tensor:
-        """Estimated bits per sample of a batch of codes (B, P k)."""
+        """Estimated bits per sample of a batch of codes (B, P k), or of those of some of its blocks."""
         mean_size = codes.abs().mean(0)
         grid = self.config.grid(self.job.source.shape)
         if grid.num_blocks > 1 and not grid.dct:  # all blocks of a map are alike
-            mean_size = mean_size.view(grid.num_blocks, -1).mean(0).repeat(grid.num_blocks)
+            blocks = mean_size.view(-1, self.config.components)
+            mean_size = blocks.mean(0).repeat(len(blocks))
         return laplace_bits(mean_size / self.step_size).sum()
 
-    def mean_bits(self, rows: Tensor) -> Tensor:
-        """Estimated bits per sample of these rows of the codes, as batches show them.
+    def mean_bits(self, rows: Tensor, columns: Tensor | None = None) -> Tensor:
+        """Estimated bits per sample of these rows of the codes, or of some of their columns, as batches show them.
 
         Fewer samples seem to have fewer bits. So where samples are so large that batches are small, the bits of batches
         are compared with those of as many samples at a time.
@@ -87,8 +88,9 @@ class CodesFit(NetworkFit):
         most_values = self.batch_values.get(self.job.device.type)
         is_small = self.job.fit.batch_size is None and wanted_batch_size(self.job, most_values) < BATCH_SAMPLES
         at_once = min(len(rows), batch_size(self.job, most_values)) if is_small else len(rows)
-        parts = [part for part in rows.split(at_once) if len(part) == at_once]
-        return torch.stack([CodesFit.bits(self, self.codes[part]) for part in parts]).mean()
+        parts = [self.codes[part] for part in rows.split(at_once) if len(part) == at_once]
+        parts = [part if columns is None else part[:, columns] for part in parts]
+        return torch.stack([CodesFit.bits(self, part) for part in parts]).mean()
 
     def _losses(self, ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """L_kr1, and the total loss with the price of the bits."""
