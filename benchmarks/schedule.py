@@ -91,13 +91,11 @@ def simulate_queue(job: Job, seed: int = 0) -> float:
     return max(free for free, _ in ranks)
 
 
-def measured(path: Path = LEDGER) -> dict:
-    """The newest row of benchmarks/encode.py."""
+def measured(path: Path = LEDGER) -> dict | None:
+    """The newest row of benchmarks/encode.py; None if there is none."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     found = [row for row in rows if (row["recipe"], row["outcome"]) == ("encode", "ok")]
-    if not found:
-        raise SystemExit("no row of benchmarks/encode.py in the ledger; run it, or give --rate and --values")
-    return max(found, key=lambda row: row["date"])
+    return max(found, key=lambda row: row["date"]) if found else None
 
 
 def line(job: Job, values: int, bits: float, trials: int = 20) -> dict:
@@ -130,7 +128,10 @@ def main() -> None:
     args = parser.parse_args()
     rate, values = args.rate, args.values
     if rate is None or values is None:
-        metrics = measured()["metrics"]
+        row = measured()
+        if row is None:
+            raise SystemExit("no row of benchmarks/encode.py in the ledger; run it, or give --rate and --values")
+        metrics = row["metrics"]
         rate = rate or metrics["samples_per_second"]["encode"]
         values = values or metrics["shape"][0] * metrics["shape"][1] * metrics["shape"][2]
     print(

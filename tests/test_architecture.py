@@ -13,9 +13,9 @@ import krnet
 ROOT = Path(krnet.__file__).parent
 # A package, or a file of the root, imports only what stands before it.
 ORDER = [
-    "errors", "config", "ranks", "device", "progress", "io", "coding", "data", "nn", "features", "train", "recorders",
-    "recording_file", "appending", "recording_data", "loading", "recording", "parts", "encoding", "export", "api",
-    "report", "learners", "run", "task_loop", "many_runs", "catalog", "bench", "reproduce", "cli",
+    "errors", "config", "ranks", "team", "device", "progress", "io", "coding", "data", "nn", "features", "train",
+    "recorders", "recording_file", "appending", "recording_data", "loading", "recording", "parts", "encoding", "export",
+    "api", "report", "learners", "run", "task_loop", "many_runs", "catalog", "bench", "reproduce", "cli",
 ]  # fmt: skip
 # Files of these packages that all plug-ins may use; every other file or folder there is a plug-in.
 SHARED = {

@@ -130,7 +130,7 @@ def test_a_rank_is_what_torchrun_says_and_nothing_else():
             this_rank(wrong)
 
 
-@pytest.mark.parametrize("command", ["record f.npy -o x.krn", "append x.krn f.npy", "learn kril", "demo", "bench rate"])
+@pytest.mark.parametrize("command", ["append x.krn f.npy", "learn kril", "demo", "bench rate"])
 def test_commands_that_cannot_be_shared_are_refused_under_torchrun(files, command, monkeypatch):
     monkeypatch.chdir(files)
     before = contents(files / "coded"), sorted(files.iterdir())
@@ -242,3 +242,29 @@ def test_a_job_whose_rank_is_killed_ends_and_goes_on_with_one_or_three(tmp_path)
         stdout, stderr = again.communicate(timeout=60)
         assert again.returncode == 0 and json.loads(stdout)["num_samples"] == 40_000, stderr
         assert contents(tmp_path / f"{count}") == contents(tmp_path / "expected")
+
+
+@pytest.mark.slow
+def test_a_fit_whose_rank_is_killed_goes_on_with_another_number(tmp_path):
+    features, _ = relu_maps(1000, (4, 6, 6))
+    np.save(tmp_path / "f.npy", features.numpy())
+    words = ("record", tmp_path / "f.npy", "-q", "--json", "--iterations", 80, "--set", "checkpoint_s=0.1")
+    words = (*words, "--set", "step=0.3", "--device", "cpu", "-o")
+    alone = json.loads(run(*words, tmp_path / "alone.krn")[0])
+    out = tmp_path / "out.krn"
+    for count in (2, 3):
+        job = torchrun(count, *words, out, *(["--resume"] if count == 3 else []))
+        before = (tmp_path / "out.krn.ckpt").stat().st_mtime_ns if count == 3 else 0
+        while not (path := tmp_path / "out.krn.ckpt").exists() or path.stat().st_mtime_ns == before:
+            assert job.poll() is None, job.communicate()[1]
+            time.sleep(0.01)
+        os.kill(int(Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()[-1]), signal.SIGKILL)
+        stdout, stderr = job.communicate(timeout=60)
+        assert job.returncode and not stdout and "SIGKILL" in stderr, stderr
+        assert not out.exists()
+    for more, count in {"--resume": 1, "-q": 2}.items():
+        done = torchrun(count, *words, out, more)
+        stdout, stderr = done.communicate(timeout=300)
+        assert done.returncode == 0, stderr
+        assert abs(json.loads(stdout)["r2"] - alone["r2"]) < 1e-4 and stdout.count("\n") == 1
+        assert [path.name for path in tmp_path.glob("out*")] == ["out.krn"]

@@ -380,6 +380,8 @@ def schedule_table() -> str:
     import schedule
 
     row = schedule.measured()
+    if row is None:
+        return "Not run yet."
     metrics, bits = row["metrics"], 0.25
     rate, values = metrics["samples_per_second"]["encode"], math.prod(metrics["shape"])
     lines = []

@@ -7,7 +7,7 @@ features, labels -> record -> OUT.krn -> open -> Recording
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf, prod
 from pathlib import Path
@@ -54,6 +54,7 @@ from krnet.recording_file import (
     read_parts,
 )
 from krnet.recording_file import fit as fit_unchanged
+from krnet.team import refuse_in_team, team
 from krnet.train.config import FitConfig
 from krnet.train.loop import refuse_foreign, remove_checkpoint
 
@@ -155,6 +156,7 @@ def record(
             )
     if room is not None:
         check_int("room", room, 1)
+    _check_team(chosen, {"start": start, "target_r2": target_r2}, out)
     keeper, path = destination(out)
     refuse_overlap("record", [path], [features, labels, lengths, images, earlier])
     if chosen.trains and out is not None and not resume:
@@ -219,7 +221,11 @@ def record(
             job = with_budget(job, chosen, target_bytes)
         if budget_bytes is not None and not over_budget:
             _check_least_size(path, chosen, job, budget_bytes)
-        tensors, metadata = file_contents(job, chosen, fit_unchanged(chosen, job))
+        content = fit_unchanged(chosen, job)
+        if not team().is_first:  # the first one writes
+            team().wait()
+            return open(path, torch_device)
+        tensors, metadata = file_contents(job, chosen, content)
         if target_bytes is not None:
             metadata["fit"]["budget"] = target_bytes
         if budget_bytes is not None and not over_budget:
@@ -227,7 +233,19 @@ def record(
     metadata["fit"]["target_r2"] = target_r2
     archive.write(path, tensors, metadata)
     remove_checkpoint(_checkpoint_path(path))
+    team().wait()
     return Recording(archive.open_archive(path), job.device, keep=keeper, trunk=trunk)
+
+
+def _check_team(recorder: Recorder, given: Mapping[str, Any], out: AnyPath | None) -> None:
+    """Refuse what several processes do not do together: they share the batches of one fit."""
+    if not recorder.trains:
+        refuse_in_team(f"recorder {recorder.name}, which has no batches to share, is fitted")
+    for name, value in given.items():
+        if value is not None:
+            refuse_in_team(f"{name} is given, and a fit with it is made")
+    if out is None:
+        refuse_in_team("no file to write is given, and a recording is made")
 
 
 def _check_growing(recorder: Recorder, room: int | None, budget: int | None) -> None:

@@ -47,6 +47,7 @@ from krnet.cli.options import (
 from krnet.cli.output import say
 from krnet.config import parse_counts, parse_duration, parse_ids, parse_shape, parse_sizes, unknown_setting
 from krnet.io.places import parse_place, place
+from krnet.ranks import this_rank
 from krnet.train.config import SCHEDULES, FitConfig
 
 
@@ -272,12 +273,15 @@ def record(
       krnet record features.npy --labels labels.npy -o features.krn --budget 12MB
       krnet record --recorder pca --list-settings
       krnet record features.npy -o small.krn --recorder pca --budget 6.5MB
+      torchrun --nproc-per-node 8 -m krnet record features.npy -o features.krn --budget 12MB
       krnet record features.npy -o jpeg.krn --recorder images --images images.npy --trunk trunk.pt2 --set mean=0.5
     """
     from krnet import api, catalog
     from krnet.cli.progress import Display
+    from krnet.device import pick_device
     from krnet.io.overlap import refuse_overlap
     from krnet.recorders.base import default_recorder, get_recorder
+    from krnet.team import joined
 
     if list_all:
         name = recorder or default_recorder(preset, None if start is None else api.open(start))
@@ -285,6 +289,8 @@ def record(
         return
     if features is None or out is None:
         raise typer.BadParameter("FEATURES and --out are needed", param_hint="'FEATURES'")
+    rank = this_rank()
+    resume = resume or rank.restarts > 0
     given = merge(
         settings or [],
         iterations=iterations,
@@ -292,7 +298,7 @@ def record(
         time_budget=time_budget,
         schedule=schedule,
         seed=seed,
-        device=device,
+        device=rank.device(device),
     )
     _check_setting_names(given)
     refuse_overlap("record", [out], [features, labels, lengths, images, trunk, start])
@@ -300,20 +306,24 @@ def record(
     checkpoint = out.with_name(out.name + ".ckpt")
     old_write_time = _write_time_ns(checkpoint)
     try:
-        with Display(quiet) as display:
+        with Display(quiet or not rank.is_first) as display, joined(rank, pick_device(given.get("device"))):
             recording = api.record(
                 features, labels, lengths=lengths, recorder=recorder, preset=preset, resume=resume, out=out, key=key,
                 start=start, images=images, trunk=_read_trunk(trunk, device), watch=display, budget=budget, room=room,
                 target_r2=target_r2, **given,
             )  # fmt: skip
     except KeyboardInterrupt:
-        if _write_time_ns(checkpoint) not in (None, old_write_time):
+        if not rank.is_first:
+            pass  # rank 0 says it
+        elif _write_time_ns(checkpoint) not in (None, old_write_time):
             say(f"stopped; checkpoint saved in {checkpoint}. To go on, give the same command with --resume")
         elif resume and old_write_time is not None:
             say(f"stopped before the fit went on; {checkpoint} is as it was. Give the same command again")
         else:
             say("stopped before there was anything to save")
         raise typer.Exit(130) from None
+    if not rank.is_first:
+        return
     if was_finished:
         say(f"{out}: recorded already; nothing to resume")
     info = {"path": str(out), **recording.info()}

@@ -38,6 +38,7 @@ from krnet.nn.paper_net import Decoder
 from krnet.progress import Progress
 from krnet.recorders.base import Content, Job, Recorder, Replayer, Stored
 from krnet.recorders.memory import map_numbers
+from krnet.team import team
 from krnet.train.config import BATCH_SAMPLES, FitConfig
 from krnet.train.loop import Checkpoint, Outcome, train
 
@@ -132,7 +133,7 @@ class NetworkFit(ABC):
     """By type of device, the values of a batch at most, if the caller does not say how many samples it has."""
 
     def __init__(self, job: Job, make: Callable[[], nn.Module]):
-        self.job, self.device = job, job.device
+        self.job, self.device, self.team = job, job.device, team()
         with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
             torch.random.default_generator.manual_seed(job.fit.seed)
             net = make()
@@ -151,7 +152,8 @@ class NetworkFit(ABC):
         self.head_targets = self._compute_head_targets()
         self.sample_shape = job.source.shape or (1,)
         self.fused = job.fit.compile
-        self.graph = self.capture() if self.fused and self.device.type == "cuda" else None
+        captures = self.fused and self.device.type == "cuda" and self.team.count == 1
+        self.graph = self.capture() if captures else None
 
     def make_optimizers(self) -> list[torch.optim.Optimizer]:
         return optimizers_for(self.net, self.job.fit, self.device)
@@ -187,22 +189,27 @@ class NetworkFit(ABC):
         """What the file would hold if the fit ended now."""
 
     def _losses(self, ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """L_kr1, and L_kr1 + gamma L_kr2; both sum over a sample's values and average over samples."""
+        """L_kr1, and L_kr1 + gamma L_kr2; both sum over a sample's values and average over samples.
+
+        Of several processes each has the part of its own samples, whose `values` it has; the sum is the whole loss.
+        """
+        own = ids[self.team.own()]
         target = normalise(values.view(len(values), *self.sample_shape), self.low, self.high)  # (B, *shape)
-        output = self.outputs(ids, target).float().view_as(target)
-        feature_loss = (output - target).square().sum() / len(values)
-        if self.head is None:
+        output = self.outputs(own, target).float().view_as(target)
+        feature_loss = (output - target).square().sum() / len(ids)
+        num_head_samples = self.job.fit.num_head_samples(len(ids))
+        part = slice(self.team.num_own(num_head_samples))
+        if self.head is None or not len(own[part]):
             return feature_loss, feature_loss
         # A batch is in random order, so its first samples are a random choice.
-        part = slice(self.job.fit.num_head_samples(len(values)))
         replayed = denormalise(output[part], self.low, self.high).view_as(values[part])
         head_outputs = self.head(replayed)
         head_targets = (
             self.head(values[part].float())
             if self.head_targets is None
-            else self.head_targets.index_select(0, ids[part])
+            else self.head_targets.index_select(0, own[part])
         )
-        head_loss = (head_outputs.float() - head_targets.float()).square().sum() / len(head_outputs)
+        head_loss = (head_outputs.float() - head_targets.float()).square().sum() / num_head_samples
         return feature_loss, feature_loss + self.job.fit.gamma * head_loss
 
     def step(self, iteration: int, progress: float) -> Tensor:
@@ -227,10 +234,16 @@ class NetworkFit(ABC):
         with nullcontext() if self.fused else layers.plain(), fast_math(self.device):
             feature_loss, total_loss = self._losses(ids, values)
         total_loss.backward()
+        feature_loss = feature_loss.detach()
+        self.team.add([*self.gradients(), feature_loss])
         for optimizer in self.optimizers:
             optimizer.step()
         self.after_step(ids)
-        return feature_loss.detach()
+        return feature_loss
+
+    def gradients(self) -> list[Tensor]:
+        """What several processes add up."""
+        return [p.grad for p in self.net.parameters() if p.grad is not None]
 
     def capture(self) -> Graphed:
         """Record the step as a CUDA graph.
@@ -288,7 +301,8 @@ def run_fit(recorder: Recorder, trainee: NetworkFit, settings: Mapping[str, Any]
             return False
         # The running loss is an estimate: measure R2 on all features, as they would be stored and replayed.
         content = trainee.content(Outcome(iteration, 0.0, "target"))
-        return fidelity(trainee.decoder(recorder, content), job.source, stats).r2 >= target
+        r2 = fidelity(trainee.decoder(recorder, content), job.source, stats).r2
+        return bool(trainee.team.largest(r2 >= target)[0])
 
     checkpoint = None
     if job.checkpoint is not None:
@@ -300,6 +314,7 @@ def run_fit(recorder: Recorder, trainee: NetworkFit, settings: Mapping[str, Any]
         check_inputs = partial(check_unchanged, job.source, stats.digest)
         checkpoint = Checkpoint(job.checkpoint, fingerprint, job.fit.checkpoint_s, check_inputs)
     watch = job.watch
+    trainee.team.copy_from_first(list(trainee.state().values()))  # GPUs may have rounded it differently
     try:
         outcome = train(
             trainee,

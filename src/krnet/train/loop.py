@@ -28,6 +28,7 @@ from torch import Tensor
 from krnet.errors import InputError, KrnetWarning, NonFiniteLossError, RecordingError, ResumeError
 from krnet.io import archive
 from krnet.progress import Progress, Watch
+from krnet.team import team
 
 KIND = "checkpoint"  # of a file, in its metadata
 LOSSES = "loop.losses"  # tensor of a checkpoint: the losses since the last check
@@ -70,6 +71,8 @@ class Checkpoint:
         refuse_foreign(self.path)
 
     def save(self, trainee: Trainee, iteration: int, seconds: float, losses: list[Tensor]) -> None:
+        if not team().is_first:
+            return
         self.check()
         if self.check_inputs is not None:
             self.check_inputs()
@@ -183,7 +186,7 @@ def train(
     reason = ""
     with defer_interrupt() as interrupted:
         while not reason:
-            seconds = time.perf_counter() - start_time + earlier_s
+            (seconds,) = team().largest(time.perf_counter() - start_time + earlier_s)
             progress = max(
                 iteration / max_iterations if max_iterations else 0.0,
                 seconds / time_budget_s if time_budget_s else 0.0,
@@ -205,7 +208,7 @@ def train(
                     watch(Progress("fit", min(progress, 1.0), iteration, "iterations", seconds, {"loss": loss}))
                 if reached and reached(iteration, loss):
                     reason = "target"
-            if interrupted():  # also after the last step, since the caller still has work to do
+            if team().largest(interrupted())[0]:  # also after the last step, since the caller still has work to do
                 if checkpoint:
                     checkpoint.save(trainee, iteration, seconds, losses)
                 raise KeyboardInterrupt

@@ -98,7 +98,18 @@ class CodesFit(NetworkFit):
         feature_loss, total_loss = super()._losses(ids, values)
         current_bits = self.bits(self.batch_codes)
         self.current_bits = current_bits.detach()
-        return feature_loss, total_loss + BIT_PRICE * self.step_size.square() * current_bits
+        # Of several processes each knows the bits of the whole batch, and counts its share of their price.
+        price = BIT_PRICE * self.step_size.square() / self.team.count
+        return feature_loss, total_loss + price * current_bits
+
+    @property
+    def own_codes(self) -> Tensor:
+        """The codes of the batch whose samples this process replays."""
+        return self.batch_codes[self.team.own()]
+
+    def gradients(self) -> list[Tensor]:
+        assert self.batch_codes.grad is not None
+        return [*super().gradients(), self.batch_codes.grad]
 
     @torch.no_grad()
     def after_step(self, ids: Tensor) -> None:

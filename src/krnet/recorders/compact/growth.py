@@ -78,7 +78,7 @@ class GrownFit(CodesFit):
         return []
 
     def outputs(self, ids: Tensor, target: Tensor) -> Tensor:
-        return self.net(StraightThrough.apply(self.batch_codes, self.step_size))
+        return self.net(StraightThrough.apply(self.own_codes, self.step_size))
 
     def bits(self, codes: Tensor) -> Tensor:
         """Estimated bits times their price: the step is kept, so a budget can only be met by a higher price."""
