@@ -24,16 +24,17 @@ def results(tmp_path_factory):
         folder = tmp_path_factory.mktemp("states")
         patch.setattr(compare.Zoo, "text", torch.arange(3000) % 256)
         patch.setenv("KRNET_LEDGER", str(folder / "ledger.jsonl"))
-        found = compare.compare(folder, effort=compare.QUICK, seeds=1, device="cpu")
+        found = compare.compare(folder, effort=compare.QUICK, device="cpu")
         yield folder, found, ledger.read()
 
 
 def test_each_way_has_its_bytes_its_agreement_and_a_row(results):
     _, found, rows = results
-    real, fp8, quarter, eighth = (runs[0] for runs in found.values())
+    real, fp8, quarter, eighth, sixteenth = (runs[0] for runs in found.values())
     assert real["bytes"] / fp8["bytes"] > 1.9
     assert real["bytes"] / quarter["bytes"] >= 4 and real["bytes"] / eighth["bytes"] >= 8
-    assert 1 == real["r2"] > quarter["r2"] > eighth["r2"] > 0.9
+    assert real["bytes"] / sixteenth["bytes"] >= 16
+    assert 1 == real["r2"] > quarter["r2"] > eighth["r2"] > sixteenth["r2"] > 0.5
     assert [row["metrics"]["way"] for row in rows] == list(found)
     assert all(0 < row["metrics"]["agreement"] <= 1 for row in rows)
 

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import krnet
 from forge import rewrite_manifest, rewrite_metadata
 from krnet.cli.app import app
+from krnet.encoding import encode_share
 from krnet.errors import ChecksumError, InputError, LengthsError, NotARecordingError, ResumeError, UnknownSampleError
 from krnet.features.sequences import check_lengths, pack_lengths, unpack_lengths
 from krnet.io import archive
@@ -187,6 +188,23 @@ def test_a_folder_is_resumed_with_the_same_lengths_only(folder, states, recordin
             krnet.encode(recording, states, lengths=other, **again)
     krnet.encode(recording, states, lengths=LENGTHS, **again)
     assert (own / "manifest.json").read_bytes() == (folder / "manifest.json").read_bytes()
+
+
+def test_processes_that_share_the_work_write_the_same_sequences(folder, states, recording, tmp_path):
+    shares = [
+        encode_share(recording, states, lengths=LENGTHS, out=tmp_path / "own", share=(k, 2), part_samples=256)
+        for k in range(2)
+    ]
+    assert shares[0] is None and shares[1].lengths.tolist() == LENGTHS
+    assert (tmp_path / "own" / "manifest.json").read_bytes() == (folder / "manifest.json").read_bytes()
+
+
+def test_a_folder_behind_a_url_holds_sequences(folder, states, recording):
+    pytest.importorskip("fsspec")
+    krnet.encode(recording, states, lengths=LENGTHS, out="memory://texts/out", part_samples=256)
+    found = krnet.open("memory://texts/out")
+    assert found.lengths.tolist() == LENGTHS and found.fingerprint == krnet.open(folder).fingerprint
+    assert torch.equal(found.sequences[3], recording.sequences[3])
 
 
 @pytest.mark.parametrize("forged", [[N + 1, -1], [N - 1], [2**63 - 1, N], [N, 0]])

@@ -227,7 +227,7 @@ def _open_samples(features: Any, labels: Any, key: str | None) -> tuple[FeatureS
 
 
 def _given(features: Any) -> list[Any]:
-    """The files of features; the features themselves, if they are no list of files."""
+    """Each of several files, or what else is given."""
     several = isinstance(features, list | tuple) and features and all(map(_is_path, features))
     return list(features) if several else [features]
 

@@ -100,8 +100,9 @@ Key = Annotated[
     typer.Option(help="Name of the array in a file that holds several.", show_default="the only one, or 'features'"),
 ]
 Lengths = Annotated[
-    Path | None,
+    Any,
     typer.Option(
+        parser=parse_place,
         metavar="L.npy",
         help="Lengths of sequences of samples, which follow each other: krnet replay --sequences replays whole ones.",
         show_default="the array lengths in the file of FEATURES, or none",

@@ -9,7 +9,6 @@ Nothing in the file depends on when or where it was written.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ from torch import Tensor
 from krnet.errors import ChecksumError, NotARecordingError, ResumeError
 from krnet.features.sequences import LENGTHS, pack_lengths, unpack_lengths
 from krnet.io import archive
-from krnet.io.atomic import remove_leftovers
 from krnet.io.folders import list_folder
 from krnet.io.places import Place
 from krnet.parts.part import REPAIR, is_count, is_digest
@@ -53,8 +51,6 @@ def parse_listed(where: object, value: Any) -> Listed:
 def place_lengths(folder: Place, lengths: Tensor | None) -> Listed | None:
     """Write the lengths, or find them there; refuse a folder of other sequences."""
     path = folder / SEQUENCES
-    if isinstance(path, Path):
-        remove_leftovers(path)
     if SEQUENCES not in list_folder(folder):
         if lengths is None:
             return None
