@@ -133,9 +133,17 @@ def main() -> None:
     except KeyboardInterrupt:  # before the command has begun
         _end_now(CTRL_C_CODE)
     except SystemExit as end:
-        if end.code in STOP_CODES:
-            _end_now(end.code)
+        # Python's way out may abort a process of a team: threads of torch.distributed are still there.
+        if end.code in STOP_CODES or (_in_team() and isinstance(end.code, int | None)):
+            _end_now(end.code or 0)
         raise
+
+
+def _in_team() -> bool:
+    try:
+        return this_rank().count > 1
+    except KrnetError:  # said already
+        return False
 
 
 def _end_now(code: int) -> None:
