@@ -30,8 +30,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(Path(krnet.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
-# A shared machine stalls now and then: time per example says nothing about the code.
-settings.register_profile("krnet", deadline=None)
+# A shared machine stalls now and then: time per example says nothing about the code. The suite tries the same examples
+# each time, so that it passes or fails by the code alone; --hypothesis-profile=search tries many others.
+settings.register_profile("krnet", deadline=None, derandomize=True)
+settings.register_profile("search", deadline=None, max_examples=500)
 settings.load_profile("krnet")
 
 

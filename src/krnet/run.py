@@ -216,8 +216,13 @@ class Run(dict[str, Any]):
         with torch.no_grad(), exact_math():
             for part in pixels.split(base.EVALUATION_BATCH):
                 batch = Images(learner.context.data, part, learner.device)
-                scores = learner.predict(batch.take(torch.arange(len(part), device=learner.device)))[row]
-                answers.append(order[scores.argmax(1).cpu()])
+                scores = learner.predict(batch.take(torch.arange(len(part), device=learner.device)))
+                if row not in scores:
+                    raise RunError(
+                        f"{self.folder / RUN_FILE}: row is {row!r:.99}; expected one of {', '.join(scores)}, the "
+                        f"classifiers of {self['method']}"
+                    )
+                answers.append(order[scores[row].argmax(1).cpu()])
         return torch.cat(answers)
 
     @cached_property

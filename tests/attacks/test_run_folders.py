@@ -110,6 +110,14 @@ def test_any_json_in_run_json_is_read_or_refused_by_name(runs, tmp_path, value, 
         run.predict(small_digits(2, 2, num_classes=4).test)
 
 
+def test_a_row_that_the_method_does_not_have_is_named(runs, tmp_path):
+    own = shutil.copytree(runs["finished"], tmp_path / "own")
+    results = json.loads((own / "run.json").read_text())
+    (own / "run.json").write_text(json.dumps(results | {"row": "nme"}))
+    with pytest.raises(RunError, match="row is 'nme'; expected one of cnn"):
+        krnet.load_run(own).predict(small_digits(2, 2, num_classes=4).test)
+
+
 @FIXED
 @given(value=JSON, file=st.sampled_from(["settings.json", "run.json"]),
        name=st.none() | st.sampled_from(["settings", "commits", "tasks", "accuracy", "class_order"]))  # fmt: skip
