@@ -26,7 +26,8 @@ def impatient(monkeypatch):
 
 
 def record(features, **options):
-    return krnet.record(features, **{"budget": 9000, "device": "cpu"} | options)
+    # With a width that is given, what was trained is kept, even after a few iterations.
+    return krnet.record(features, **{"budget": 9000, "c1": 8, "device": "cpu"} | options)
 
 
 def test_a_fit_of_open_length_ends_where_it_no_longer_pays_and_tells_what_twice_the_time_would_buy(features, impatient):
@@ -82,7 +83,7 @@ def test_the_command_line_says_what_more_time_would_buy_and_how_to_ask_for_it(fe
     np.save(tmp_path / "x.npy", features)
     out = tmp_path / "x.krn"
     found = CliRunner().invoke(
-        app, ["record", str(tmp_path / "x.npy"), "-o", str(out), "--budget", "9000", "--json", "-q"]
+        app, ["record", str(tmp_path / "x.npy"), "-o", str(out), "--budget", "9000", "--set", "c1=8", "--json", "-q"]
     )
     info = json.loads(found.stdout)
     assert f"R2 is {info['r2']:.4f}, and about {info['twice_as_long']['r2']:.4f} with --time-budget" in found.stderr
