@@ -48,3 +48,13 @@ def rewrite_metadata(path: Path, edit: Callable[[dict[str, Any]], object]) -> No
         header["__metadata__"] = fixed | {key: json.dumps(value) for key, value in own.items()}
 
     rewrite_header(path, edit_header)
+
+
+def rewrite_manifest(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    """Let `edit` change the manifest in place; its digest is made right, as docs/format.md describes it."""
+    path = folder / "manifest.json"
+    table = json.loads(path.read_text())
+    edit(table)
+    table.pop("digest", None)
+    digest = blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=16).hexdigest()
+    path.write_text(json.dumps({"digest": digest, **table}))

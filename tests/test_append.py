@@ -13,6 +13,7 @@ from krnet.errors import BudgetError, FeatureError, InputError, LabelError, NotA
 from krnet.features.metrics import Moments
 from krnet.io import archive
 from krnet.recorders.base import get_recorder, recorder_names
+from krnet.recorders.compact import growth
 from maps import relu_maps
 
 SHAPE = (6, 6, 6)
@@ -82,9 +83,21 @@ def test_old_samples_stay_to_the_bit_and_new_ones_follow_at_no_more_bytes_a_samp
 
 @every_recorder
 def test_it_does_what_record_does_with_all_features_at_hand(firsts, features, labels, recorder):
-    options = {"iterations": 10, "device": "cpu"} if recorder == "krnet" else {}
-    expected = krnet.record(features, labels, start=firsts[recorder], **options)
-    assert torch.equal(firsts[recorder].append(features[FIRST:], labels[FIRST:])[:], expected[:])
+    options = {"iterations": 10} if recorder == "krnet" else {}
+    expected = krnet.record(features, labels, start=firsts[recorder], device="cpu", **options)
+    assert torch.equal(firsts[recorder].append(features[FIRST:], labels[FIRST:], **options)[:], expected[:])
+
+
+def test_nothing_is_trained_unless_a_length_is_given(features, monkeypatch):
+    """New codes are moved as those of unseen features are, which is as good as a short fit."""
+    plain = krnet.record(features[:FIRST], step=0.3, components=20, c1=8, iterations=40, device="cpu")
+    unseen = features[FIRST:]
+    fitted = plain.append(unseen, iterations=40, budget="1MB")
+    monkeypatch.setattr(growth, "run_fit", None)
+    moved = plain.append(unseen, budget="1MB")
+    assert (moved.info()["iterations"], fitted.info()["iterations"]) == (0, 40)
+    errors = [(recording[FIRST:] - unseen).square().mean() for recording in (moved, fitted)]
+    assert errors[0] < 1.05 * errors[1] and torch.equal(moved[:FIRST], plain[:])
 
 
 @every_recorder

@@ -13,14 +13,15 @@ import krnet
 ROOT = Path(krnet.__file__).parent
 # A package, or a file of the root, imports only what stands before it.
 ORDER = [
-    "errors", "config", "device", "progress", "io", "coding", "data", "nn", "features", "train", "recorders",
-    "recording_file", "appending", "recording_data", "recording", "export", "api", "report", "learners", "run",
-    "task_loop", "many_runs", "catalog", "bench", "reproduce", "cli",
+    "errors", "config", "ranks", "team", "device", "progress", "io", "coding", "data", "nn", "features", "train",
+    "recorders", "recording_file", "appending", "recording_data", "loading", "recording", "parts", "encoding", "export",
+    "api", "report", "learners", "run", "task_loop", "many_runs", "catalog", "bench", "reproduce", "cli",
 ]  # fmt: skip
 # Files of these packages that all plug-ins may use; every other file or folder there is a plug-in.
 SHARED = {
     "recorders": {
-        "__init__", "axes", "base", "basis", "coded", "codes", "fit", "grids", "growth", "maps", "memory", "presets",
+        "__init__", "additive", "axes", "base", "basis", "byte_blocks", "coded", "codes", "fit", "grids", "growth",
+        "maps", "memory", "presets",
     },
     "learners": {
         "__init__", "analytic", "base", "base_task", "compressed_exemplars", "exemplars", "frozen", "importance",
@@ -128,7 +129,7 @@ def test_registries_are_full_as_soon_as_their_package_is_imported():
     from krnet.recorders.base import recorder_names
 
     expected = ["krnet", "paper", "autoencoder", "pca", "transform", "quantized", "pq", "images"]
-    expected += ["rotation", "fp8", "raw"]
+    expected += ["residual", "local-search", "rotation", "zfp", "fp8", "raw", "zstd"]
     assert sorted(recorder_names()) == sorted(expected)
     trained = ["finetune", "joint", "ewc", "mas", "icarl", "lucir", "gfr", "pass", "kril"]
     assert sorted(learner_names()) == sorted([*trained, "ncm", "fecam", "fetril", "acil", "dsal"])

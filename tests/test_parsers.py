@@ -8,11 +8,13 @@ import pytest
 from krnet.config import (
     parse_counts,
     parse_duration,
+    parse_first_id,
     parse_ids,
     parse_names,
     parse_seeds,
     parse_setting,
     parse_shape,
+    parse_share,
     parse_targets,
 )
 
@@ -25,6 +27,10 @@ from krnet.config import (
         (parse_shape, "512", (512,)),
         (parse_counts, "1300,1300,732", [1300, 1300, 732]),
         (parse_counts, "500x3", [500, 500, 500]),
+        (parse_first_id, "50000", 50000),
+        (parse_first_id, "end", "end"),
+        (parse_share, "0/1", (0, 1)),
+        (parse_share, " 3 / 8", (3, 8)),
         (parse_counts, "500x2,7", [500, 500, 7]),
         (parse_seeds, "0,2,1", [0, 2, 1]),
         (parse_names, "lucir1993, icarl", ["lucir1993", "icarl"]),

@@ -7,7 +7,8 @@ config classes, recipes, results/ledger.jsonl, results/paper.csv
     python tools/fill_docs.py --check    # writes nothing; exit code 1 and the file's name if a block is out of date
 
 A block `recipe NAME KIND` holds a table of `krnet.report.tables` with the newest row of each run and seed of a recipe:
-summary, curves or rate. Other tables find their rows by recipe and settings, and of equal ones show the newest.
+summary, curves, rate, rivals or compared. Other tables find their rows by recipe and settings, and of equal ones show
+the newest.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from krnet.recorders.base import get_recorder, recorder_names
 from krnet.report import tables
 from krnet.report.figure import Entry
 from krnet.report.published import read_published
+from krnet.report.rivals import rivals
 from krnet.report.tables import markdown as table
 from krnet.report.tables import percent, rounded
 from krnet.reproduce.compare import Comparison, compare, entries
@@ -41,6 +43,7 @@ from krnet.train.config import FitConfig
 ROOT = Path(__file__).resolve().parent.parent
 LEDGER = ROOT / "results" / "ledger.jsonl"
 BLOCK = re.compile(r"(<!-- generated: ([\w -]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+MAX_NAMED = 40  # runs that are not done; of more, their number
 Row = dict[str, Any]
 
 
@@ -115,7 +118,8 @@ def recipe_block(name: str, kind: str) -> str:
         return f"{recipe.title}: not run yet. {command}"
     parts = [f"{command}: {recipe.title}.", recipe_table(recipe, kind, shown)]
     if lacking:
-        parts.append(f"Not run yet: {'; '.join(lacking)}.")
+        few = len(lacking) <= MAX_NAMED
+        parts.append(f"Not run yet: {'; '.join(lacking) if few else f'{len(lacking)} of {len(recipe.runs)} runs'}.")
     return "\n\n".join(parts)
 
 
@@ -123,6 +127,8 @@ def recipe_table(recipe: Recipe, kind: str, shown: Sequence[Entry]) -> str:
     paper = [number for number in read_published() if number.recipe == recipe.name]
     if kind == "rate":
         return tables.rate(shown)
+    if kind == "rivals":
+        return rivals(shown)
     if kind == "compared":
         return compared_table(compare(recipe, [entry.row for entry in shown], paper))
     return {"summary": tables.learn_summary, "curves": tables.learn_curves}[kind](shown, paper)
@@ -333,6 +339,65 @@ def whole_run() -> str:
     return table(head, sorted(lines, key=lambda line: len(line[0])))
 
 
+INVERSIONS = {
+    "real features": {"recorder": None, "reads": "features"},
+    "krnet, 6.1 MB": {"recorder": "krnet", "budget": 6_100_000},
+    "krnet, 1.5 MB": {"recorder": "krnet", "budget": 1_500_000},
+    "pca, 6.1 MB": {"recorder": "pca", "budget": 6_100_000},
+    "pca, 1.5 MB": {"recorder": "pca", "budget": 1_500_000},
+    "mean image of the class": {"recorder": None, "reads": "class"},
+}
+SHORT_ATTACK = {"features": "cifar100-base", "samples": 10_000, "updates": 800, "width": 32}
+
+
+def inversion(name: str) -> Row:
+    """The newest row of the short attack."""
+    return find(results(), "inversion", **SHORT_ATTACK, **INVERSIONS[name])["metrics"]
+
+
+def inversion_table() -> str:
+    lines = []
+    for name in INVERSIONS:
+        found = inversion(name)
+        r2 = f"{found['r2']:.2f}" if "r2" in found else "1" if name == "real features" else ""
+        lines.append([name, r2, f"{found['ssim']:.2f}", f"{found['psnr']:.1f} dB"])
+    return table(["read from", "R²", "SSIM", "PSNR"], lines)
+
+
+def inversion_sentence() -> str:
+    kept, real, guess = (inversion(name) for name in ("krnet, 6.1 MB", "real features", "mean image of the class"))
+    return (
+        f"No image is stored, but images can be seen: from 6.1 MB of CIFAR-100's maps a small network makes images in "
+        f"which most objects can be told (SSIM {kept['ssim']:.2f}; {real['ssim']:.2f} from the maps themselves, "
+        f"{guess['ssim']:.2f} for who knows only the class). "
+        f"[What a recording gives away](docs/recorders.md#what-a-recording-gives-away)."
+    )
+
+
+def schedule_table() -> str:
+    """A billion samples, at the rate of the newest row of benchmarks/encode.py."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    import schedule
+
+    row = schedule.measured()
+    if row is None:
+        return "Not run yet."
+    metrics, bits = row["metrics"], 0.25
+    rate, values = metrics["samples_per_second"]["encode"], math.prod(metrics["shape"])
+    lines = []
+    for ranks in (8, 64, 512):
+        found = schedule.line(schedule.Job(10**9, rate, ranks), values, bits)
+        times = [f"{found[name]:,.1f}" for name in ("ideal_hours", "hours", "queue_hours", "restarts")]
+        lines.append([f"{ranks:,}", *times, f"{found['rank_hours']:,.0f}"])
+    shape = "×".join(map(str, metrics["shape"]))
+    sizes = f"{2e9 * values / 1e12:,.1f} TB as bfloat16, {1e9 * values * bits / 8e12:,.2f} TB at {bits:g} bits a value"
+    head = ["processes", "ideal, hours", "simulated", "from a queue", "deaths", "process hours"]
+    return (
+        f"A billion samples of {shape} are {sizes}. Measured: {rate:,.0f} samples a second of one process with "
+        f"recorder {row['settings']['model']} ({row['device']}, {metrics['threads']} threads).\n\n{table(head, lines)}"
+    )
+
+
 def recipe_list() -> str:
     recipes = [read_recipe(name) for name in recipe_names()]
     lines = [[f"`{recipe.name}`", recipe.title, str(len(recipe.runs)), recipe.time] for recipe in recipes]
@@ -364,6 +429,9 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "gpu-tests": gpu_tests,
     "extract-table": extract_table,
     "whole-run": whole_run,
+    "inversion-table": inversion_table,
+    "inversion-sentence": inversion_sentence,
+    "schedule": schedule_table,
     "recipes": recipe_list,
 }
 

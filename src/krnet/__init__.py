@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from krnet.api import open, record, verify
     from krnet.bench.invert import invert
     from krnet.bench.plan import plan
+    from krnet.bench.predict import predict
     from krnet.catalog import list_learners, list_recorders, settings
     from krnet.cli.progress import show_progress
     from krnet.data import protocol
+    from krnet.encoding import encode
     from krnet.features.extract import extract
     from krnet.progress import Progress
     from krnet.recording import Recording
@@ -36,6 +38,7 @@ _HOMES = {
     "Recording": "recording",
     "Run": "run",
     "data": None,
+    "encode": "encoding",
     "extract": "features.extract",
     "invert": "bench.invert",
     "learn": "task_loop",
@@ -44,6 +47,7 @@ _HOMES = {
     "load_run": "run",
     "open": "api",
     "plan": "bench.plan",
+    "predict": "bench.predict",
     "protocol": "data",
     "record": "api",
     "settings": "catalog",
@@ -57,6 +61,7 @@ __all__ = [
     "RecordingError",
     "Run",
     "data",
+    "encode",
     "errors",
     "extract",
     "invert",
@@ -66,6 +71,7 @@ __all__ = [
     "load_run",
     "open",
     "plan",
+    "predict",
     "protocol",
     "record",
     "settings",

@@ -7,27 +7,30 @@ features, labels -> record -> OUT.krn -> open -> Recording
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf, prod
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from krnet.coding.search import smallest_file_reaching
 from krnet.config import check_choice, check_int, check_range, format_size, from_dict, parse_size
 from krnet.device import pick_device
-from krnet.errors import BudgetError, FeatureError, FidelityError, InputError, ProbeError
+from krnet.errors import BudgetError, FeatureError, FidelityError, InputError
 from krnet.features.metrics import fidelity
 from krnet.features.samples import Samples
+from krnet.features.sequences import check_lengths, stored_lengths
 from krnet.features.source import check_labels, open_features, stored_labels
-from krnet.features.stats import check_unchanged, digest_of_parts, metric_range, scan
+from krnet.features.stats import check_unchanged, digest_of_parts, scan
 from krnet.io import archive
 from krnet.io.atomic import AnyPath
 from krnet.io.overlap import CHECKPOINT_ENDING, refuse_overlap
 from krnet.io.writable import check_writable
+from krnet.parts.folder import is_folder_of_parts
+from krnet.parts.recording import PartsRecording
 from krnet.progress import Watch, announcing, closing_watch
 from krnet.recorders.base import (
     FIT_NAMES,
@@ -43,19 +46,19 @@ from krnet.recorders.base import (
 from krnet.recording import PRECISIONS, Recording
 from krnet.recording_file import (
     FileContents,
+    channel_range,
     check_finished,
     check_size,
     destination,
     file_contents,
-    probe_values,
     read_parts,
 )
 from krnet.recording_file import fit as fit_unchanged
+from krnet.team import refuse_in_team, team
 from krnet.train.config import FitConfig
 from krnet.train.loop import refuse_foreign, remove_checkpoint
 
 FIT_NOISE = 0.01  # relative difference between the errors of two trained networks of almost the same size
-PROBE_TOLERANCE = 1e-4  # relative to the largest value; devices and thread counts differ by about 1e-6
 
 
 @closing_watch
@@ -63,6 +66,7 @@ def record(
     features: Any,
     labels: Any = None,
     *,
+    lengths: Any = None,
     recorder: str | None = None,
     preset: str | None = None,
     iterations: int | None = None,
@@ -86,9 +90,12 @@ def record(
 ) -> Recording:
     """Record features so that any sample can be replayed by its ID.
 
-    features   tensor, array, memmap, path (.npy .npz .safetensors .h5 .zarr) or anything with len() and [i]
+    features   tensor, array, memmap, path (.npy .npz .safetensors .h5 .zarr, or a folder of shards), URL (.npy
+               .safetensors, or a folder of shards), or anything with len() and [i]
     labels     one integer per sample; the file keeps them. By default the array `labels` of a file that holds it beside
                `features`, as `krnet.extract` writes it
+    lengths    of sequences, where the samples are those of sequences of different length, one after the other, as
+               `torch.cat` joins them: recording.sequences[i] replays one. By default the array `lengths` of a file
     recorder   how to store the features. Default: krnet; with a preset: paper; with a start: the one that wrote it
     preset     size of a network of the paper: cifar100, imagenet, ...
     budget     size of the file in bytes, at most, as 12_000_000 or "12MB" (MB = 10^6); the recording is the best that
@@ -119,6 +126,11 @@ def record(
     torch.Size([4, 3, 3])
     """
     earlier = open(start) if isinstance(start, str | os.PathLike) else start
+    if isinstance(earlier, PartsRecording):
+        raise InputError(
+            f"{earlier.path}: is a folder of parts; expected a single recording to start from. Give that of a fit, as "
+            f"{earlier.model.path} is"
+        )
     chosen = get_recorder(recorder or default_recorder(preset, earlier))
     check_package(chosen)
     stops = {"iterations": iterations, "stop_at_r2": stop_at_r2, "time_budget": time_budget}
@@ -144,14 +156,18 @@ def record(
             )
     if room is not None:
         check_int("room", room, 1)
+    _check_team(chosen, {"start": start, "target_r2": target_r2}, out)
     keeper, path = destination(out)
-    refuse_overlap("record", [path], [features, labels, images, earlier])
+    refuse_overlap("record", [path], [features, labels, lengths, images, earlier])
     if chosen.trains and out is not None and not resume:
         refuse_foreign(_checkpoint_path(path))
     source = open_features(features, key=key)
     if labels is None:
         labels = stored_labels(features, key, len(source))
-    samples = Samples(len(source), source.shape, check_labels(labels, len(source)))
+    if lengths is None:
+        lengths = stored_lengths(features, key, len(source))
+    sequence_lengths = check_lengths(lengths, len(source))
+    samples = Samples(len(source), source.shape, check_labels(labels, len(source)), sequence_lengths)
     if room is not None and room < len(source):
         raise InputError(
             f"room is {room}, fewer than the {len(source)} samples there are; expected as many as the file is to hold "
@@ -205,7 +221,11 @@ def record(
             job = with_budget(job, chosen, target_bytes)
         if budget_bytes is not None and not over_budget:
             _check_least_size(path, chosen, job, budget_bytes)
-        tensors, metadata = file_contents(job, chosen, fit_unchanged(chosen, job))
+        content = fit_unchanged(chosen, job)
+        if not team().is_first:  # the first one writes
+            team().wait()
+            return open(path, torch_device)
+        tensors, metadata = file_contents(job, chosen, content)
         if target_bytes is not None:
             metadata["fit"]["budget"] = target_bytes
         if budget_bytes is not None and not over_budget:
@@ -213,7 +233,19 @@ def record(
     metadata["fit"]["target_r2"] = target_r2
     archive.write(path, tensors, metadata)
     remove_checkpoint(_checkpoint_path(path))
+    team().wait()
     return Recording(archive.open_archive(path), job.device, keep=keeper, trunk=trunk)
+
+
+def _check_team(recorder: Recorder, given: Mapping[str, Any], out: AnyPath | None) -> None:
+    """Refuse what several processes do not do together: they share the batches of one fit."""
+    if not recorder.trains:
+        refuse_in_team(f"recorder {recorder.name}, which has no batches to share, is fitted")
+    for name, value in given.items():
+        if value is not None:
+            refuse_in_team(f"{name} is given, and a fit with it is made")
+    if out is None:
+        refuse_in_team("no file to write is given, and a recording is made")
 
 
 def _check_growing(recorder: Recorder, room: int | None, budget: int | None) -> None:
@@ -286,7 +318,7 @@ def open(
     trunk: nn.Module | None = None,
     max_bytes: int | str | None = None,
 ) -> Recording:
-    """Open a recording file.
+    """Open a recording: a file, a URL whose content is read by ranges, or a folder that `krnet.encode` wrote.
 
     device     where to replay; None takes the GPU if there is one
     precision  exact (full fp32) or fast (bf16 on a GPU)
@@ -299,6 +331,8 @@ def open(
     """
     check_choice("precision", precision, PRECISIONS)
     limit = None if max_bytes is None else parse_size(max_bytes, "max_bytes")
+    if is_folder_of_parts(path) and trunk is None:
+        return PartsRecording(path, pick_device(device), precision, limit)
     return Recording(archive.open_archive(path, limit), pick_device(device), precision, trunk=trunk)
 
 
@@ -327,36 +361,27 @@ def verify(
     True
     """
     recording = open(path, device, trunk=trunk, max_bytes=max_bytes)
-    opened = archive.open_archive(path, recording.max_bytes)
-    opened.verify()
-    ids = opened.tensor("probe.ids", dtype=torch.int64)
-    if ids.dim() != 1 or not len(ids):
-        raise ProbeError(f"{path}: probe samples of shape {tuple(ids.shape)}; expected a few. Record again")
-    if recording.lacks:
-        recording.replay(ids[:0])  # checks settings and tensors, and decodes nothing
-        difference = None
-    else:
-        difference = _probe_error(path, recording, opened, ids)
     report: dict[str, Any] = {
-        "path": str(path), "ok": True, "bytes": opened.nbytes, "tensors": len(opened.names),
-        "probe_error": difference, "mse": None, "r2": None, "same_features": None,
+        "path": str(path), "ok": True, "bytes": recording.nbytes, **recording.check(), "mse": None, "r2": None,
+        "same_features": None,
     }  # fmt: skip
     if against is None:
         return report
-    source, parts = open_features(against, key=key), read_parts(opened.metadata, recording.path)
+    stated = recording.metadata
+    source, parts = open_features(against, key=key), read_parts(stated, recording.path)
     if (len(source), source.shape) != (len(recording), recording.shape):
         raise FeatureError(
             f"{source.name}: {len(source)} samples of {source.shape}; {path} holds {len(recording)} of "
             f"{recording.shape}" + (". Give the features it was recorded from" if len(parts) == 1 else _grown(parts))
         )
-    metrics = opened.metadata["metrics"]
+    metrics = stated["metrics"]
     stats = scan(source, watch=watch)
     digest = stats.digest
     if len(parts) > 1:  # errors are normalised by the range of the first samples, as when the others were appended
-        low, high = metric_range(recording.tensor("low"), recording.tensor("high"))
+        low, high = channel_range(recording)
         stats, digest = replace(stats, low=low, high=high), digest_of_parts(source, parts)
     measured = fidelity(recording.replay, source, stats, watch)
-    same = digest == opened.metadata["features"]
+    same = digest == stated["features"]
     stored = metrics["mse"]
     if same and not metrics.get("estimated") and abs(measured.mse - stored) > 0.01 * stored + 1e-9:
         raise FidelityError(
@@ -372,20 +397,6 @@ def _grown(parts: Sequence[int]) -> str:
         f": it began with {parts[0]}, and {' and '.join(map(str, parts[1:]))} were appended. Give the features of all "
         f"of them as one array, in this order, as numpy.concatenate makes it"
     )
-
-
-def _probe_error(path: AnyPath, recording: Recording, opened: archive.Archive, ids: Tensor) -> float:
-    """Return the largest difference of the decoded probe from the stored one; refuse it above PROBE_TOLERANCE."""
-    found = probe_values(recording[ids]).cpu()  # (P, V)
-    expected = opened.tensor("probe.values", shape=found.shape, dtype=torch.float32)
-    difference = (found - expected).abs().max().item()
-    limit = PROBE_TOLERANCE * max(expected.abs().max().item(), torch.finfo(torch.float32).tiny)
-    if not difference <= limit:
-        raise ProbeError(
-            f"{path}: decoded probe samples differ by {difference:.3g} from those decoded when it was written; "
-            f"expected at most {limit:.3g}. Try another device or torch version, and record again if that fails too"
-        )
-    return difference
 
 
 def _checkpoint_path(path: Path) -> Path:

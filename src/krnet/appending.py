@@ -23,8 +23,9 @@ from krnet.device import dtype_name
 from krnet.errors import FeatureError, InputError, LabelError, SettingError
 from krnet.features.metrics import Moments, fidelity
 from krnet.features.samples import Samples
+from krnet.features.sequences import joined_lengths, refuse_lack
 from krnet.features.source import ExtendedSource, FeatureSource, check_labels
-from krnet.features.stats import chain_digests, metric_range, scan
+from krnet.features.stats import chain_digests, scan
 from krnet.io import archive
 from krnet.progress import Watch
 from krnet.recorders.base import (
@@ -38,7 +39,17 @@ from krnet.recorders.base import (
     overhead_bytes,
     recorder_names,
 )
-from krnet.recording_file import Decode, FileContents, check_same_features, check_size, file_contents, fit, read_parts
+from krnet.recording_file import (
+    Decode,
+    FileContents,
+    channel_range,
+    check_same_features,
+    check_size,
+    file_contents,
+    fit,
+    read_parts,
+    replays_of,
+)
 from krnet.train.config import FitConfig
 
 SURE_R2 = 1 - 1e-9  # up to this R2, the old features' variance is mse / (1 - r2); above it, their replays' is used
@@ -52,6 +63,8 @@ class Addition:
 
     features: FeatureSource
     labels: Any = None
+    lengths: Tensor | None = None
+    """Of sequences, checked."""
     budget: int | str | None = None
     head: nn.Module | None = None
     watch: Watch | None = None
@@ -106,9 +119,10 @@ def default_budget(start: Earlier, metadata: Mapping[str, Any], samples: Samples
         if num_all >= room:
             return int(budget * num_all / room)
         return held_bytes + int((budget - held_bytes) * (num_all - num_held) / (room - num_held))
+    held = Samples(num_held, start.shape, start.labels, start.lengths)
     label_bytes, held_label_bytes = (
         len(str(described["classes"])) + sum(tensor.nbytes for tensor in tensors.values())
-        for described, tensors in (samples.describe(), Samples(num_held, start.shape, start.labels).describe())
+        for described, tensors in (samples.describe(), held.describe())
     )
     return int((held_bytes - held_label_bytes) * num_all / num_held) + label_bytes
 
@@ -119,22 +133,24 @@ def _job(recorder: Recorder, start: Earlier, metadata: Mapping[str, Any], added:
     _check(recorder, start, metadata, added)
     new_labels = check_labels(added.labels, len(new))
     labels = None if start.labels is None or new_labels is None else torch.cat([start.labels, new_labels])
-    replays = _replays(start.replay, f"replays of {start.path}", len(start), start.shape)
-    low, high = metric_range(start.tensor("low"), start.tensor("high"))
-    # Fitted as the recording was, for as long, unless the caller says otherwise.
+    replays = replays_of(start.replay, f"replays of {start.path}", len(start), start.shape)
+    low, high = channel_range(start)
+    # Coded without training, unless the caller gives a length or a head; other settings are those of the recording.
     kept = {name: value for name, value in metadata["fit"].items() if name in FIT_NAMES}
     given = {name: value for name, value in settings.items() if name in FIT_NAMES}
-    if given.keys() & {"iterations", "time_budget"}:
+    has_length = bool(given.keys() & {"iterations", "time_budget"})
+    if has_length:
         kept |= {"iterations": None, "time_budget": None}
     return Job(
         source=ExtendedSource(replays, new),
-        samples=Samples(len(start) + len(new), start.shape, labels),
+        samples=Samples(len(start) + len(new), start.shape, labels, joined_lengths(start.lengths, added.lengths)),
         stats=replace(scan(new, watch=added.watch), low=low, high=high),
         fit=from_dict(FitConfig, {**kept, **given, "stop_at_r2": None, "device": str(device)}),
         device=device,
         settings={name: value for name, value in settings.items() if name not in FIT_NAMES},
         head=added.head,
         start=start,
+        frozen=added.head is None and not has_length,
         watch=added.watch,
     )
 
@@ -165,6 +181,7 @@ def _check(recorder: Recorder, start: Earlier, metadata: Mapping[str, Any], adde
             f"{new.name}: values of type {dtype}; {path} was recorded from {metadata['feature_dtype']}. Convert them "
             f"to {metadata['feature_dtype']}"
         )
+    refuse_lack(start.lengths, added.lengths, path)
     if (start.labels is None) != (added.labels is None):
         raise LabelError(
             f"{path}: has no labels, and labels are given. Leave them out, or record all samples anew with labels"
@@ -185,7 +202,7 @@ def _describe_features(job: Job, decode: Decode, metadata: Mapping[str, Any]) ->
     measured = fidelity(decode_new, source.new, job.stats, job.watch)
     check_same_features(source.new, job.stats, measured)
     # Means are those of replays, for old and new samples alike: what a recorder shifts, it shifts in both.
-    new_replays = _replays(decode_new, source.new.name, len(source.new), source.shape)
+    new_replays = replays_of(decode_new, source.new.name, len(source.new), source.shape)
     replays = [replace(scan(part), low=job.stats.low, high=job.stats.high) for part in (source.held, new_replays)]
     means = [float(stats.normalised_mean.mean()) for stats in replays]
     held_variance = stated["mse"] / (1 - stated["r2"]) if stated["r2"] <= SURE_R2 else replays[0].variance
@@ -204,12 +221,3 @@ def _describe_features(job: Job, decode: Decode, metadata: Mapping[str, Any]) ->
         "metrics": metrics,
         "parts": [*parts, len(source.new)],
     }
-
-
-def _replays(decode: Decode, name: str, num_samples: int, shape: tuple[int, ...]) -> FeatureSource:
-    """Replays as a source of features."""
-
-    def fill(out: Tensor, ids: Tensor) -> None:
-        out.copy_(decode(ids))
-
-    return FeatureSource(name, (num_samples, *shape), "float32", fill)

@@ -246,6 +246,23 @@ def parse_channels(text: str) -> tuple[float, ...]:
     return tuple(float(number) for number in numbers if number is not None)
 
 
+def parse_first_id(text: str) -> int | str:
+    """Parse the sample ID of the first image: 50000, or end."""
+    if text.strip() == "end":
+        return "end"
+    if not re.fullmatch(r"\s*\d{1,12}\s*", text, re.ASCII):
+        raise SettingError(f"first_id is {text!r}; expected a sample ID, such as 50000, or end")
+    return int(text)
+
+
+def parse_share(text: str) -> tuple[int, int]:
+    """Parse K/N, part K of N, counted from 0."""
+    found = re.fullmatch(r"\s*(\d{1,9})\s*/\s*(\d{1,9})\s*", text, re.ASCII)
+    if not found or int(found[1]) >= int(found[2]):
+        raise SettingError(f"share is {text!r}; expected K/N with K from 0 to N - 1: 0/4, 1/4, 2/4 and 3/4")
+    return int(found[1]), int(found[2])
+
+
 def parse_setting(text: str) -> tuple[str, Any]:
     """Parse name=value. The value is true, false, none, a number, numbers separated by commas, or a word."""
     name, equals, value = text.partition("=")

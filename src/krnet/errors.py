@@ -4,8 +4,11 @@
       InputError            the caller's data or settings are refused (also a ValueError)
         LabelError  SettingError  BudgetError  ResumeError  RunError  BusyFolderError  RecipeError  UnsafeNetworkError
         MissingPackageError
+        StoreError            a file behind a URL cannot be reached, read or written
+        RankError             processes of one job: too many for the command, or one of them is missing
         FeatureError
           ChangedFeaturesError
+          ShardError        a folder of shards that is damaged, forged or not finished
         DataError           images that cannot be learned from
           UnsafePickleError
       FitError              recording started, but could not continue
@@ -36,12 +39,28 @@ class ChangedFeaturesError(FeatureError):
     """A file of features was changed, shortened or replaced while it was in use."""
 
 
+class ShardError(FeatureError):
+    """A shard, or the index of a folder of shards, is damaged, forged, missing, or not finished."""
+
+
 class MissingPackageError(InputError):
     """An optional package is not installed; the message names the extra that installs it."""
 
 
+class StoreError(InputError):
+    """A file behind a URL cannot be reached, read or written."""
+
+
+class RankError(InputError):
+    """Several processes share a command that cannot be shared, or one of them does not do its share."""
+
+
 class LabelError(InputError):
     """The labels do not match the features."""
+
+
+class LengthsError(InputError):
+    """Lengths of sequences are missing, are no lengths, or do not add up to the samples."""
 
 
 class DataError(InputError):

@@ -8,10 +8,9 @@ rec.loader(256) -> batches on the device
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,22 +25,26 @@ from krnet.errors import (
     NotARecordingError,
     OversizedRecordingError,
     RecordingError,
-    UnknownSampleError,
 )
-from krnet.features.samples import LABELS, Samples
+from krnet.features.ids import resolve_ids
+from krnet.features.samples import Samples
+from krnet.features.sequences import Sequences, check_lengths, no_sequences, stored_lengths
 from krnet.features.source import open_features, stored_labels
 from krnet.features.stats import normalise, not_finite
 from krnet.io import archive
-from krnet.io.atomic import AnyPath, atomic_write
+from krnet.io.atomic import AnyPath
 from krnet.io.header import RESTORE
+from krnet.io.output import copy
 from krnet.io.overlap import refuse_overlap, same
+from krnet.io.places import is_url
 from krnet.io.stored_rows import Rows
 from krnet.io.writable import check_writable
+from krnet.loading.loader import Loader
 from krnet.progress import Watch, closing_watch
-from krnet.recorders.base import Replayer, check_package, get_recorder, recorder_names, written_by
+from krnet.recorders.base import PROBE_SAMPLES, Replayer, check_package, get_recorder, recorder_names, written_by
 from krnet.recorders.memory import replay_bytes, sample_bytes
-from krnet.recording_data import Loader, RecordingDataset
-from krnet.recording_file import destination
+from krnet.recording_data import RecordingDataset
+from krnet.recording_file import check_probe, destination
 
 PRECISIONS = ("exact", "fast")
 NUMBER = (int, float)
@@ -92,11 +95,13 @@ class Recording:
             raise InputError(f"{kept.path}: a trunk is given, and recorder {self.recorder} needs none; leave it out")
         self._trunk = trunk
         _check_fields(kept)
-        self._samples = Samples.recall(kept.metadata, kept.nbytes, self._read_labels, kept.path, kept.limit)
+        self._samples = self._read_samples()
         self._replayer: Replayer | None = None
 
-    def _read_labels(self) -> Tensor | None:
-        return self._archive.tensor(LABELS) if LABELS in self._archive.names else None
+    def _read_samples(self) -> Samples:
+        kept = self._archive
+        read = lambda name: kept.tensor(name) if name in kept.names else None  # noqa: E731
+        return Samples.recall(kept.metadata, kept.nbytes, read, kept.path, kept.limit)
 
     def __getstate__(self) -> dict[str, Any]:
         # Workers read the tensors from the file: that is cheaper than to send them, and sends nothing on a GPU.
@@ -138,6 +143,15 @@ class Recording:
         """
         return dict(self._archive.metadata["settings"])
 
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the file says of itself: docs/format.md lists it.
+
+        >>> recording.metadata["num_samples"], recording.metadata["feature_dtype"]
+        (40, 'float32')
+        """
+        return dict(self._archive.metadata)
+
     def tensor(self, name: str, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """Read and check a stored tensor, for recorders that start from this recording.
 
@@ -148,12 +162,12 @@ class Recording:
 
     @property
     def path(self) -> Path:
-        """The file.
+        """The file. Where it was opened by a URL, this is the URL: to be shown, and no Path to work with.
 
         >>> recording.path.name
         'features.krn'
         """
-        return self._archive.path
+        return cast(Path, self._archive.path)
 
     @property
     def max_bytes(self) -> int | None:
@@ -200,6 +214,37 @@ class Recording:
         """
         labels = self._samples.labels
         return None if labels is None else labels.clone()
+
+    @property
+    def lengths(self) -> Tensor | None:
+        """Lengths (S,) int64 of the sequences that the samples form; None if they were recorded without lengths.
+
+        >>> recording.lengths is None
+        True
+        """
+        return None if self._samples.lengths is None else self._samples.lengths.clone()
+
+    @property
+    def sequences(self) -> Sequences:
+        """The sequences, for a recording that was made with their lengths: each is replayed by its number.
+
+        >>> texts = krnet.record(torch.rand(9, 4), lengths=[2, 4, 3], recorder="raw")
+        >>> len(texts.sequences), texts.sequences[1].shape, [len(found) for found in texts.sequences[:2]]
+        (3, torch.Size([4, 4]), [2, 4])
+        """
+        lengths = self.lengths
+        if lengths is None:
+            raise no_sequences(self.path)
+        return Sequences(lengths, self.replay, self.path)
+
+    @property
+    def num_classes(self) -> int | None:
+        """Number of different labels; None if there are none.
+
+        >>> recording.num_classes
+        4
+        """
+        return None if self._samples.labels is None else len(self._archive.metadata["classes"])
 
     def rows(self, name: str, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Rows:
         """Read a stored tensor in parts, for recorders that start from this recording.
@@ -261,7 +306,7 @@ class Recording:
         precision = precision or self.precision
         check_choice("precision", precision, PRECISIONS)
         step = self._chunk_samples
-        replayer = self._load()  # first, because it refuses a shape that the file is too small for
+        replayer = self.load()  # first, because it refuses a shape that the file is too small for
         result = torch.empty((len(ids), *self.shape), device=self.device)
         for start in range(0, len(ids), step):
             result[start : start + step] = replayer.decode(ids[start : start + step], fast=precision == "fast")
@@ -292,7 +337,7 @@ class Recording:
             raise FeatureError(
                 f"{source.name}: samples of {source.shape}; {self.path} holds samples of {self.shape}. Give such ones"
             )
-        replayer = self._load()
+        replayer = self.load()
         result = torch.empty((len(source), *self.shape), device=self.device)
         for ids in torch.arange(len(source)).split(step):
             # A tensor is read where it is: one on a GPU does not travel to the CPU and back.
@@ -301,7 +346,7 @@ class Recording:
             values = given.to(self.device).float()
             if not values.isfinite().all():
                 raise not_finite(source.name, given.cpu(), int(ids[0]))
-            result[rows] = replayer.project(values)
+            result[rows] = replayer.code(values).shown
         return result
 
     @property
@@ -309,8 +354,13 @@ class Recording:
         """Number of samples that are decoded at once."""
         return max(1, min(4096, CHUNK_BYTES // (4 * max(1, torch.Size(self.shape).numel()))))
 
-    def _load(self) -> Replayer:
-        """Return the replayer; read the tensors at the first call."""
+    def load(self) -> Replayer:
+        """Return what decodes samples, codes unseen ones and shows their symbols; tensors are read at the first call.
+
+        >>> symbols, shown = recording.load().code(torch.rand(8, 4, 3, 3))
+        >>> symbols.shape, torch.equal(recording.load().show(symbols), shown)
+        (torch.Size([8, 36]), True)
+        """
         if self._replayer is None:
             settings = self._archive.metadata["settings"]
             self._check_size(settings)
@@ -332,41 +382,17 @@ class Recording:
         self._archive.limit.check(values, f"a few samples of shape {self.shape}")  # some settings follow from the shape
         try:
             num_bytes = replay_bytes(self._recorder, self.shape, len(self), settings)
+            num_multiplications = PROBE_SAMPLES * self._recorder.network_multiplications(self.shape, settings)
         except (InputError, KeyError, TypeError):
             return  # the recorder's `replay` refuses these settings, and says why
         except (RuntimeError, OverflowError) as error:  # torch, of sizes whose product overflows
             raise OversizedRecordingError(f"{self.path}: settings of no possible size ({error}). {RESTORE}") from error
         self._archive.limit.check(num_bytes, "to open it and to replay a few samples")
+        self._archive.limit.check_work(num_multiplications, "to replay a few samples")
 
     def _parse_index(self, which: Any) -> Tensor:
         """Turn any index into IDs 0 .. N-1; negative IDs count from the end."""
-        n = len(self)
-        if isinstance(which, slice):
-            try:
-                chosen = range(n)[which]
-            except (TypeError, ValueError) as error:  # a step of 0, or limits that are no whole numbers
-                raise UnknownSampleError(f"{self.path}: {which} is not a range of samples ({error})") from error
-            return torch.arange(chosen.start, chosen.stop, chosen.step) if chosen else torch.empty(0, dtype=torch.long)
-        try:
-            # torch refuses arrays with negative strides; numpy copies them.
-            ids = torch.as_tensor(np.ascontiguousarray(which) if isinstance(which, np.ndarray) else which).cpu()
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise UnknownSampleError(f"{self.path}: {which!r:.99} is not an index of samples") from error
-        if ids.numel() == 0:
-            ids = ids.long()
-        if ids.dtype == torch.bool:
-            if ids.shape != (n,):
-                raise UnknownSampleError(f"{self.path}: a mask of shape {tuple(ids.shape)}; expected ({n},)")
-            return ids.nonzero().squeeze(1)
-        if ids.is_floating_point() or ids.is_complex():
-            raise UnknownSampleError(f"{self.path}: sample IDs are {ids.dtype}; expected whole numbers")
-        if ids.dtype == torch.uint64 and bool((ids.view(torch.int64) < 0).any()):  # as int64 they would be negative
-            raise UnknownSampleError(f"{self.path}: sample IDs of 2^63 and more; this file holds 0..{n - 1}")
-        ids = ids.long()
-        bad = ids[(ids < -n) | (ids >= n)]
-        if len(bad.reshape(-1)):
-            raise UnknownSampleError(f"{self.path}: no sample ID {int(bad.reshape(-1)[0])}; this file holds 0..{n - 1}")
-        return torch.where(ids < 0, ids + n, ids)
+        return resolve_ids(which, len(self), self.path)
 
     def info(self) -> dict[str, Any]:
         """Return size, quality and settings as plain values, as `krnet info --json` prints them.
@@ -389,7 +415,8 @@ class Recording:
             "fit_seconds": metadata["times"]["fit_seconds"],
             "feature_bytes": metadata["feature_bytes"],
             "compression_ratio": metadata["feature_bytes"] / self.nbytes,
-            "num_classes": None if self._samples.labels is None else len(metadata["classes"]),
+            "num_classes": self.num_classes,
+            "num_sequences": self._num_sequences,
             "iterations": metadata["iterations"],
             "stopped_by": metadata["stopped_by"],
             "twice_as_long": metadata.get("twice_as_long"),
@@ -399,6 +426,10 @@ class Recording:
             "versions": metadata["versions"],
         }
         return info
+
+    @property
+    def _num_sequences(self) -> int | None:
+        return None if self._samples.lengths is None else len(self._samples.lengths)
 
     def _fast_extra_mse(self) -> float | None:
         """Return the MSE between fast and exact replays, normalised: as stored, or else measured now on a GPU."""
@@ -412,6 +443,21 @@ class Recording:
         exact, fast = (normalise(self.replay(ids, p), low, high, clamp=False) for p in PRECISIONS)
         return (exact - fast).square().mean().item()
 
+    def check(self) -> dict[str, Any]:
+        """Check every byte, and decode a few samples that the file holds as they were decoded when it was written.
+
+        `krnet.verify` calls it. `probe_error` is the largest difference; None where a trunk is missing.
+
+        >>> recording.check()
+        {'tensors': 12, 'probe_error': 0.0}
+        """
+        kept = archive.open_archive(self._archive.path, self.max_bytes)
+        kept.verify()
+        if not self.lacks:
+            return {"tensors": len(kept.names), "probe_error": check_probe(kept, self.replay)}
+        self.replay([])  # checks settings and tensors, and decodes nothing
+        return {"tensors": len(kept.names), "probe_error": None}
+
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Check the whole file and copy it.
 
@@ -419,8 +465,7 @@ class Recording:
         'copy.krn'
         """
         self._archive.verify()
-        with atomic_write(path) as target, self.path.open("rb") as file:
-            shutil.copyfileobj(file, target)
+        copy(self._archive.path, Path(path))
         return Path(path)
 
     @closing_watch
@@ -429,6 +474,7 @@ class Recording:
         features: Any,
         labels: Any = None,
         *,
+        lengths: Any = None,
         out: AnyPath | None = None,
         budget: int | str | None = None,
         head: nn.Module | None = None,
@@ -445,6 +491,7 @@ class Recording:
         features   as for krnet.record; samples of the same shape and type as the old ones
         labels     one integer per new sample, if the recording has labels; new classes may come. A file that
                    krnet.extract wrote has them inside
+        lengths    of the new sequences, if the recording has such; a sequence does not go on in those that are new
         out        file to write, by default a temporary one. It may be the recording's own file, which is replaced by
                    the grown one; go on with the Recording that is returned, this one cannot be saved or grown again
         budget     size of the grown file, at most. By default it has as many bytes a sample as now, or as planned with
@@ -453,7 +500,8 @@ class Recording:
         key        name of the array, for a file that holds several
         watch      called with a Progress every few steps; `krnet.show_progress` draws a bar
 
-        Further settings are those of a fit (iterations, time_budget, seed, ...), by default the recording's own.
+        Nothing is trained: the codes of recorder krnet are moved a few times towards the least error. With iterations,
+        time_budget or a head they are fitted for as long; further settings are those of the fit.
         R2 afterwards is that of all samples, each channel scaled by its range in the first recording.
 
         >>> grown = recording.append(torch.rand(20, 4, 3, 3), labels=[7] * 20)
@@ -461,20 +509,22 @@ class Recording:
         (60, True)
         """
         keeper, path = destination(out)
-        in_place = same(path, self.path)
+        in_place = not is_url(self._archive.path) and same(path, self.path)
         if in_place:
             keeper = self._keep
-        refuse_overlap("append", [path], [features, labels])
+        refuse_overlap("append", [path], [features, labels, lengths])
         check_writable(path, num_bytes=self.nbytes)
         source = open_features(features, key=key)
         if labels is None and self.labels is not None:
             labels = stored_labels(features, key, len(source))
+        if lengths is None and self.lengths is not None:
+            lengths = stored_lengths(features, key, len(source))
         if in_place and archive.open_archive(path).checksum != self.fingerprint:
             raise InputError(
                 f"{path}: has changed since this Recording was opened. Append to the Recording that the last append "
                 f"returned, or open the file again"
             )
-        added = Addition(source, labels, budget, head, watch, settings)
+        added = Addition(source, labels, check_lengths(lengths, len(source)), budget, head, watch, settings)
         archive.write(path, *grown_contents(self, self._archive.metadata, added, self.device, path))
         grown = archive.open_archive(path, self.max_bytes)
         return Recording(grown, self.device, self.precision, keeper, self._trunk)
@@ -488,15 +538,40 @@ class Recording:
         """
         return RecordingDataset(self)
 
-    def loader(self, batch_size: int, shuffle: bool = False, seed: int = 0) -> Loader:
+    def loader(
+        self,
+        batch_size: int,
+        shuffle: bool = False,
+        seed: int = 0,
+        *,
+        drop_last: bool = False,
+        buffer: int | None = None,
+        prefetch: int = 1,
+        num_workers: int = 0,
+        share: tuple[int, int] = (0, 1),
+    ) -> Loader:
         """Return an iterable of batches (features, labels) on the recording's device.
 
-        Each pass has another shuffled order; the orders depend on `seed` only.
+        Each pass has another shuffled order; the orders depend on `seed` only. `loader.state_dict()` says where a pass
+        is, and `load_state_dict` takes it up there, after the last batch that was handed out; `set_epoch(n)` begins
+        pass n.
+
+        batch_size   samples of a batch; with a share, of all processes together
+        drop_last    leave out the last batch of a pass if it is not full
+        buffer       samples that are shuffled together. By default all of them if the file has at most 1 GB, else as
+                     many as 1 GB of it holds: IDs are cut into ranges, of which a few in random order are shuffled
+                     together, so that only those have to be at hand
+        prefetch     batches that are made ahead of time, on a GPU or by each worker
+        num_workers  processes that decode on the CPU; the order is the same for any number. 0: decode on the device
+        share        (k, n): take every n-th sample of each batch, from the k-th on: one of n training processes
 
         >>> [len(labels) for features, labels in recording.loader(16, shuffle=True)]
         [16, 16, 8]
         """
-        return Loader(self, batch_size, shuffle, seed)
+        return Loader(
+            self, batch_size, shuffle, seed, drop_last=drop_last, buffer=buffer, prefetch=prefetch,
+            num_workers=num_workers, share=share,
+        )  # fmt: skip
 
 
 def _check_fields(opened: archive.Archive) -> None:

@@ -1,19 +1,15 @@
-"""A recording as training data: a Dataset for a DataLoader, and batches on the recording's device.
+"""A recording as training data: a Dataset for a DataLoader. Batches on its device are in krnet.loading.
 
 Recording -> RecordingDataset -> (feature, label) on the CPU, by sample ID
-          -> Loader           -> batches (features, labels) on the device, shuffled or in order
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
-
-from krnet.errors import InputError
 
 
 class Replayable(Protocol):
@@ -21,6 +17,10 @@ class Replayable(Protocol):
 
     @property
     def labels(self) -> Tensor | None: ...
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
     @property
     def device(self) -> torch.device: ...
     def __len__(self) -> int: ...
@@ -46,47 +46,3 @@ class RecordingDataset(Dataset[tuple[Tensor, Tensor]]):
     def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, Tensor]]:
         # A DataLoader calls this for a whole batch, which is then decoded at once.
         return list(zip(self.recording[indices], self.labels[indices], strict=True))
-
-
-class Loader:
-    """Batches of (features, labels) on the recording's device; see `Recording.loader`."""
-
-    def __init__(self, recording: Replayable, batch_size: int, shuffle: bool, seed: int):
-        if batch_size < 1:
-            raise InputError(f"batch_size is {batch_size}; expected at least 1")
-        self.recording, self.batch_size, self.shuffle, self.seed = recording, batch_size, shuffle, seed
-        self.epoch = 0
-
-    def __len__(self) -> int:
-        return -(-len(self.recording) // self.batch_size)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        ids = torch.arange(len(self.recording))
-        if self.shuffle:
-            generator = torch.Generator().manual_seed((self.seed * 1_000_003 + self.epoch) % 2**63)
-            ids = ids[torch.randperm(len(ids), generator=generator)]
-        self.epoch += 1
-        parts = ids.split(self.batch_size)
-        if self.recording.device.type == "cpu":
-            yield from map(self._batch, parts)
-            return
-        # Decode on a separate CUDA stream, one batch ahead of the consumer.
-        device = self.recording.device
-        decode_stream = torch.cuda.Stream(device)
-        queue: list[tuple[tuple[Tensor, Tensor], torch.cuda.Event]] = []
-        for part in [*parts, None]:
-            if part is not None:
-                with torch.cuda.stream(decode_stream):
-                    queue.append((self._batch(part), decode_stream.record_event()))
-            if part is None or len(queue) > 1:
-                batch, decoded_event = queue.pop(0)
-                consumer_stream = torch.cuda.current_stream(device)
-                consumer_stream.wait_event(decoded_event)
-                for tensor in batch:
-                    tensor.record_stream(consumer_stream)
-                yield batch
-
-    def _batch(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        labels = self.recording.labels
-        batch_labels = torch.full_like(ids, -1) if labels is None else labels[ids]
-        return self.recording.replay(ids), batch_labels.to(self.recording.device)

@@ -8,6 +8,7 @@ OUT, or nothing -> destination    -> the path to write to
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -24,14 +25,16 @@ from krnet.errors import (
     ChangedFeaturesError,
     FeatureError,
     InputError,
+    MissingTensorError,
     NonFiniteLossError,
     NotARecordingError,
+    ProbeError,
     ResumeError,
 )
 from krnet.features.metrics import Fidelity, fidelity
 from krnet.features.samples import Samples
 from krnet.features.source import FeatureSource
-from krnet.features.stats import FeatureStats, changed, check_unchanged, normalise
+from krnet.features.stats import FeatureStats, changed, check_unchanged, metric_range, normalise, scan
 from krnet.io import archive
 from krnet.io.atomic import AnyPath
 from krnet.io.header import RESTORE
@@ -42,7 +45,8 @@ from krnet.io.writable import check_name
 from krnet.recorders.base import PROBE_SAMPLES, PROBE_VALUES, Content, Earlier, Job, Recorder
 
 REPLACE = "leave out --resume (in Python, resume=True) to replace it"
-NO_LABELS = torch.zeros(0)
+NONE_GIVEN = torch.zeros(0)
+PROBE_TOLERANCE = 1e-4  # relative to the largest value; devices and thread counts differ by about 1e-6
 MAX_MSE = 2.0**62  # a header holds no larger number (recording.py)
 
 Decode = Callable[[Tensor], Tensor]  # IDs (B,) -> features (B, *shape)
@@ -91,9 +95,10 @@ def check_finished(
         found["target_r2"], expected["target_r2"] = info["fit"]["target_r2"], target_r2
     if budget is not None and info["fit"].get("budget") is not None:
         found["budget"], expected["budget"] = info["fit"]["budget"], budget
-    labels = (NO_LABELS if values is None else values for values in (samples.labels, recording.labels))
-    if not torch.equal(*labels):
-        found["labels"], expected["labels"] = "others", "as given"
+    pairs = {"labels": (samples.labels, recording.labels), "lengths": (samples.lengths, recording.lengths)}
+    for name, pair in pairs.items():
+        if not torch.equal(*(NONE_GIVEN if values is None else values for values in pair)):
+            found[name], expected[name] = "others", "as given"
     if digest is not None:
         found["features"], expected["features"] = archive.open_archive(path).metadata["features"], digest
     for name, value in expected.items():
@@ -237,5 +242,40 @@ def file_contents(
 
 def probe_values(decoded: Tensor) -> Tensor:
     """Return up to PROBE_VALUES evenly spaced values of each sample: (P, *shape) -> (P, V)."""
-    flat = decoded.reshape(len(decoded), -1)
+    flat = decoded.reshape(len(decoded), math.prod(decoded.shape[1:]))
     return flat[:, torch.linspace(0, flat.shape[1] - 1, PROBE_VALUES).round().long().unique()].contiguous()
+
+
+def replays_of(decode: Decode, name: str, num_samples: int, shape: tuple[int, ...]) -> FeatureSource:
+    """Replays as a source of features."""
+
+    def fill(out: Tensor, ids: Tensor) -> None:
+        out.copy_(decode(ids))
+
+    return FeatureSource(name, (num_samples, *shape), "float32", fill)
+
+
+def channel_range(recording: Earlier) -> tuple[Tensor, Tensor]:
+    """Low and high of each channel, by which errors of samples are normalised that were not recorded at first."""
+    try:
+        return metric_range(recording.tensor("low"), recording.tensor("high"))
+    except MissingTensorError:  # raw values need no range: it is that of the replays
+        found = scan(replays_of(recording.replay, str(recording.path), len(recording), recording.shape))
+        return metric_range(found.low, found.high)
+
+
+def check_probe(kept: archive.Archive, replay: Decode) -> float:
+    """The largest difference of the decoded probe from the stored one; refused above PROBE_TOLERANCE."""
+    ids = kept.tensor("probe.ids", dtype=torch.int64)
+    if ids.dim() != 1 or not len(ids):
+        raise ProbeError(f"{kept.path}: probe samples of shape {tuple(ids.shape)}; expected a few. Record again")
+    found = probe_values(replay(ids)).cpu()  # (P, V)
+    expected = kept.tensor("probe.values", shape=found.shape, dtype=torch.float32)
+    difference = (found - expected).abs().max().item()
+    limit = PROBE_TOLERANCE * max(expected.abs().max().item(), torch.finfo(torch.float32).tiny)
+    if not difference <= limit:
+        raise ProbeError(
+            f"{kept.path}: decoded probe samples differ by {difference:.3g} from those decoded when it was written; "
+            f"expected at most {limit:.3g}. Try another device or torch version, and record again if that fails too"
+        )
+    return difference

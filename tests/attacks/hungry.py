@@ -208,10 +208,41 @@ def rotation(path: Path, size: int) -> Path:
     return write(path, "rotation", (1, values), 512, settings, tensors)
 
 
+def residual(path: Path, size: int) -> Path:
+    """Many codes of a value."""
+    settings = {"books": 16, "bits": 1, "block_size": 64, "beam": 1}
+    tensors = {"entries": torch.zeros(16, 2, 1, dtype=torch.float16), **coded("codes.", 512, 16 * size * 100, 64)}
+    return write(path, "residual", (1, size * 100), 512, settings, tensors)
+
+
 def fp8(path: Path, size: int) -> Path:
     """Nothing to gain, as with raw."""
     values = torch.zeros(16, 8, size * 100, dtype=torch.uint8)
     return write(path, "fp8", (8, size * 100), 16, {"format": "e4m3"}, {"values": values})
+
+
+def zfp(path: Path, size: int) -> Path:
+    """Blocks of zeros, of a bit each."""
+    import zfpy
+
+    shape = (1, size * 1000)
+    block = zfpy.compress_numpy(np.zeros((64, size * 1000), np.float32), tolerance=1.0, write_header=False)
+    settings = {"step": 0.1, "dims": 2, "block_size": 64}
+    return write(path, "zfp", shape, 512, settings, joined([block] * 8))
+
+
+def zstd(path: Path, size: int) -> Path:
+    """Blocks of zeros."""
+    import zstandard
+
+    shape = (1, size * 1000)
+    block = zstandard.compress(bytes(4 * 64 * size * 1000))
+    return write(path, "zstd", shape, 512, {"dtype": "float32", "level": 9, "block_size": 64}, joined([block] * 8))
+
+
+def joined(blocks: list[bytes]) -> Tensors:
+    stream = torch.from_numpy(np.frombuffer(b"".join(blocks), np.uint8).copy())
+    return {"stream": stream, "lengths": torch.tensor([len(block) for block in blocks]).to(torch.uint32)}
 
 
 def raw(path: Path, size: int) -> Path:
@@ -222,5 +253,8 @@ def raw(path: Path, size: int) -> Path:
 
 MAKERS: dict[str, Callable[[Path, int], Path]] = {
     maker.__name__: maker
-    for maker in (quantized, pca, transform, pq, compact, without_axes, paper, autoencoder, images, rotation, fp8, raw)
-}
+    for maker in (
+        quantized, pca, transform, pq, compact, without_axes, paper, autoencoder, images, residual, rotation, zfp,
+        fp8, raw, zstd,
+    )
+}  # fmt: skip

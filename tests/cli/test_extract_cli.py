@@ -150,3 +150,48 @@ def test_wrong_usage_is_refused_and_leaves_no_file(folder: Path, command: str, c
     assert found.exit_code == code, found.output
     assert message in found.stderr
     assert set(folder.iterdir()) == before
+
+
+SHARDS = "extract images.npy --labels labels.npy --trunk trunk.pt --mean 0.5 --std 0.25 --batch-size 2 -o shards.v1/"
+
+
+def test_a_folder_of_shards_is_written_in_shares_added_to_and_recorded(folder: Path) -> None:
+    first = run(*SHARDS.split(), "--shard-size", 700, "--share", "1/2", "--json")
+    assert first.exit_code == 0, first.output
+    result = json.loads(first.stdout)
+    assert (result["num_samples"], result["num_shards"], result["missing"]) == (8, 2, "0..3")
+    assert "samples 0..3" in run(*SHARDS.split(), "--shard-size", 700, "--share", "1/2", "--resume").stdout
+    assert "missing" not in run(*SHARDS.split(), "--shard-size", 700, "--share", "0/2").stdout
+    again = run(*SHARDS.split())
+    assert again.exit_code == 1 and "--first-id end" in again.stderr
+    more = run(*SHARDS.split(), "--first-id", "end", "--dtype", "float32")
+    assert more.exit_code == 0 and f"{2 * N} samples of 4×3×3" in more.stdout
+    recorded = run("record", "shards.v1", "-o", "a.krn", "--recorder", "raw", "--device", "cpu", "--json")
+    result = json.loads(recorded.stdout)
+    assert (result["num_classes"], result["num_samples"]) == (3, 2 * N)
+    np.testing.assert_allclose(krnet.open("a.krn")[N:], np.load("expected.npy"), atol=1e-5)
+    rate = run("bench", "rate", "shards.v1", "--recorders", "raw", "--budgets", "1MB", "-o", "rate", "--json")
+    assert rate.exit_code == 0, rate.output
+
+
+def test_a_stopped_command_says_how_the_shards_are_taken_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*arguments: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "extract", stop)
+    assert "kept in shards.v1/" in run(*SHARDS.split()).stderr
+    assert "first ID of these samples" in run(*SHARDS.split(), "--first-id", "end").stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--share 2/2", "K from 0 to N - 1"),
+        ("--share half", "0/4"),
+        ("--first-id -1", "50000"),
+        ("--first-id x", "end"),
+    ],
+)
+def test_a_wrong_share_or_id_is_a_usage_error(folder: Path, options: str, message: str) -> None:
+    found = run(*SHARDS.split(), *options.split())
+    assert found.exit_code == 2 and message in found.stderr

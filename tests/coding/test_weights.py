@@ -143,7 +143,7 @@ def test_few_bits_make_a_far_smaller_file_and_hardly_a_worse_one(larger_maps, wh
 @pytest.mark.slow
 def test_training_for_few_bits_beats_rounding_afterwards(larger_maps, whole):
     trained, later = api.record(*larger_maps, bits=2.0, **LARGER), krnet.open(whole.path)
-    net = later._load().net.net
+    net = later.load().net.net
     config = from_dict(NetworkConfig, {k: v for k, v in later.settings.items() if k != "groups"} | {"bits": 2.0})
     net.load_state_dict(rounded(dict(net.named_parameters()), rounding(net, config)))
     of_trained, of_later = (

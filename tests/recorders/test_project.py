@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import krnet
+from krnet.coding.open_tables import OpenTables
 from krnet.errors import FeatureError, InputError
 from krnet.recorders.base import get_recorder, recorder_names
 from krnet.recorders.compact import projection
@@ -81,12 +84,19 @@ def test_unseen_features_are_no_worse_than_appended_ones_of_a_network(recordings
         assert r2(projected, features[FIRST:]) > r2(appended, features[FIRST:]) - 0.01
 
 
-def test_moving_codes_lowers_the_error(recordings, features, monkeypatch):
-    for kind in ("krnet", "krnet values"):
-        moved = r2(recordings[kind].project(features[FIRST:]), features[FIRST:])
-        monkeypatch.setattr(projection, "NUM_MOVES", 0)
-        assert moved > r2(recordings[kind].project(features[FIRST:]), features[FIRST:])
-        monkeypatch.undo()
+@pytest.mark.parametrize("kind", ["krnet", "krnet values"])
+def test_moving_codes_lowers_the_error_and_a_price_lowers_the_bits(recordings, features, kind):
+    unseen, replayer = features[FIRST:], recordings[kind].load()
+    tables = OpenTables.of(replayer.tables)
+
+    def found(**how: Any) -> tuple[float, float]:
+        symbols, shown = replayer.code(unseen, **how)
+        return r2(shown, unseen), float(tables.bits(symbols).mean())
+
+    plain, shown, stored = found(moves=0), found(moves=4), found(moves=4, stored=True)
+    assert shown[0] > plain[0]
+    if kind == "krnet":
+        assert stored[0] > plain[0] and stored[1] < shown[1]
 
 
 @pytest.mark.parametrize("components", [pytest.param(10, marks=pytest.mark.slow), 0])
@@ -101,6 +111,20 @@ def test_where_the_network_refines_only_the_first_samples_others_are_shown_as_ap
     assert r2(grown.project(others), grown[40:]) > (0.9999 if components else 0.99)
     # Before the file has grown, each map is left unrefined where that is better.
     assert r2(first.project(others), others) > r2(grown[40:], others) - 0.02
+
+
+@every_kind
+def test_the_symbols_of_unseen_features_say_all_that_is_shown_of_them(recordings, features, kind):
+    recording = recordings[kind]
+    replayer = recording.load()
+    symbols, shown = replayer.code(features[FIRST:])
+    assert len(symbols) == ALL - FIRST and torch.equal(shown, recording.project(features[FIRST:]))
+    torch.testing.assert_close(replayer.show(symbols), shown)
+    torch.testing.assert_close(replayer.show(symbols[7:9]), replayer.show(symbols)[7:9])
+    if replayer.tables is None:
+        assert symbols.dtype == recording.rows("values").dtype
+    else:
+        assert symbols.dtype == torch.int32 and symbols.shape[1:] == replayer.tables.column.shape
 
 
 @every_kind

@@ -186,7 +186,7 @@ def test_a_type_it_cannot_keep_is_refused(dtype):
 def test_settings_of_another_recorder_are_refused():
     with pytest.raises(SettingError, match=r"d0 is given, a setting of recorder .*paper.* and not of raw"):
         krnet.record(torch.rand(5, 3), recorder="raw", d0=8)
-    with pytest.raises(SettingError, match="dtype is given, a setting of recorder raw and not of krnet"):
+    with pytest.raises(SettingError, match="dtype is given, a setting of recorder raw or zstd and not of krnet"):
         krnet.record(torch.rand(5, 3), dtype="float16")
 
 

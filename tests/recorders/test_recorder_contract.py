@@ -41,6 +41,7 @@ from krnet.errors import (
 from krnet.io import archive
 from krnet.recorders.base import Recorder, get_recorder, recorder_names
 from maps import relu_maps, signed_maps
+from packages import if_usable
 
 NUM, SHAPE = 90, (6, 5, 4)
 SHAPES = [(), (7,), (9, 4), (3, 1, 6), (2, 3, 4, 5)]
@@ -94,7 +95,15 @@ KINDS = {
     ),
     "krnet by default": Kind("krnet", COMPACT, r2=0.3, fine=COMPACT),
     "images": Kind("images", r2=0.8, budget=14_000),
+    "residual": Kind("residual", {"books": 4, "bits": 5}, r2=0.8, fine={"books": 12}, fine_r2=0.99),
+    "local-search": Kind(
+        "local-search", {"books": 3, "bits": 4, "rounds": 1, "train_rounds": 4}, r2=0.6,
+        fine={"books": 16, "bits": 5, "rounds": 1, "train_rounds": 7}, fine_r2=0.9,
+    ),
     "rotation": Kind("rotation", {"levels": 16}, r2=0.9, fine={"levels": 256}, fine_r2=0.999),
+    "zfp": Kind("zfp", {"step": 0.2}, r2=0.95, fine={"step": 0.01}, fine_r2=0.999),
+    "zstd": Kind("zstd", r2=1.0, fine_r2=1.0, budget=30_000),
+    "zstd half": Kind("zstd", {"dtype": "float16"}, r2=0.9999, fine={"dtype": "float16"}, fine_r2=0.9999),
     "fp8": Kind("fp8", r2=0.99, fine_r2=0.0, budget=16_000),
 }  # fmt: skip
 GROWING = ("quantized", "transform", "pca", "pq", "compact", "compact values")
@@ -103,11 +112,12 @@ GROWING = ("quantized", "transform", "pca", "pq", "compact", "compact values")
 def kinds(wanted: Callable[[Recorder], bool] = lambda recorder: True) -> pytest.MarkDecorator:
     """The kinds of all recorders, or of some."""
     chosen = [name for name, kind in KINDS.items() if wanted(get_recorder(kind.recorder))]
-    return pytest.mark.parametrize("kind", chosen)
+    return pytest.mark.parametrize("kind", [if_usable(name, KINDS[name].recorder) for name in chosen])
 
 
 def recorders(wanted: Callable[[Recorder], bool] = lambda recorder: True) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("recorder", [name for name in recorder_names() if wanted(get_recorder(name))])
+    chosen = [name for name in recorder_names() if wanted(get_recorder(name))]
+    return pytest.mark.parametrize("recorder", [if_usable(name, name) for name in chosen])
 
 
 every_kind = kinds()
@@ -274,7 +284,8 @@ def test_a_replay_depends_on_its_ids_alone_and_not_on_batch_or_order(files, kind
 
 
 def test_another_process_reads_the_same(files, tmp_path):
-    chosen = [kind for kind in KINDS if trunk_of(kind) is None]
+    usable = [kind for kind in KINDS if get_recorder(KINDS[kind].recorder).is_usable]
+    chosen = [kind for kind in usable if trunk_of(kind) is None]
     script = "import sys, torch, krnet; torch.save([krnet.open(p)[:] for p in sys.argv[2:]], sys.argv[1])"
     paths = [str(files(kind)) for kind in chosen]
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "all.pt"), *paths], check=True)
@@ -542,7 +553,7 @@ def test_other_numbers_of_samples_and_other_shapes_are_refused_before_anything_i
 @every_kind
 def test_a_file_said_to_be_another_recorders_does_not_verify(own, kind):
     own_names = {KINDS[kind].recorder, get_recorder(KINDS[kind].recorder).header_name}
-    for other in set(recorder_names()) - own_names:
+    for other in {name for name in recorder_names() if get_recorder(name).is_usable} - own_names:
         path = own(kind)
         rewrite_metadata(path, lambda metadata, other=other: metadata.update(recorder=other))
         with pytest.raises(RecordingError):

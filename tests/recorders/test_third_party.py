@@ -102,7 +102,8 @@ def contract_tests() -> list[Any]:
     for name, test in vars(contract).items():
         marks = getattr(test, "pytestmark", [])
         is_test = name.startswith("test_") and len(marks) == 1 and marks[0].args[0] == "kind"
-        if is_test and {"raw", "paper", "pca", "compact"} <= set(marks[0].args[1]):
+        kinds = [getattr(kind, "values", [kind])[0] for kind in marks[0].args[1]] if is_test else []
+        if {"raw", "paper", "pca", "compact"} <= set(kinds):
             found.append(pytest.param(test, id=name.removeprefix("test_")))
     return found
 

@@ -14,7 +14,8 @@ from krnet.reproduce.recipe import read_recipe, recipe_names
 pytestmark = pytest.mark.usefixtures("few_digits")
 
 
-SHORT = {"storage-table", "aux-loss", "reconstruction", "tsne", "inversion"}  # at least one of every kind of work
+# At least one of every kind of work.
+SHORT = {"storage-table", "aux-loss", "reconstruction", "tsne", "inversion", "zoo-cpu"}
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,16 @@ def record(trunk: nn.Module, images: Tensor, labels: list[int]) -> Recording:
     assert_type(krnet.verify("maps.krn", path, watch=krnet.show_progress)["ok"] is True, bool)
     found = krnet.invert("maps.krn", images, trunk=trunk, mean=0.5, std=0.25, iterations=9)
     assert_type(found, dict[str, Any])
+    assert_type(krnet.encode("maps.krn", ["a.npy", "b.npy"], labels, out="more", moves=0, resume=True), Recording)
     return krnet.open("maps.krn", "cpu", "fast", trunk=trunk)
+
+
+def texts(states: Tensor) -> None:
+    recording = krnet.record(states, lengths=[3, 4], recorder="pca")
+    assert_type(recording.lengths, Tensor | None)
+    assert_type(recording.sequences[1], Tensor)
+    assert_type(recording.sequences[:2], list[Tensor])
+    assert_type(recording.append(states, lengths=np.array([7])).sequences.ids([0, -1]), Tensor)
 
 
 def replay(recording: Recording) -> None:
@@ -43,7 +52,9 @@ def replay(recording: Recording) -> None:
     assert_type(recording.labels, Tensor | None)
     assert_type(recording.shape, tuple[int, ...])
     assert_type((len(recording), recording.nbytes, recording.r2), tuple[int, int, float])
-    assert_type(recording.max_bytes, int | None)
+    assert_type((recording.max_bytes, recording.num_classes), tuple[int | None, int | None])
+    assert_type((recording.metadata, recording.check()), tuple[dict[str, Any], dict[str, Any]])
+    assert_type(recording.load().show(torch.zeros(2, 4)), Tensor)
     assert_type((recording.recorder, recording.fingerprint, recording.precision), tuple[str, str, str])
     assert_type(recording.path, Path)
     assert_type(recording.device, torch.device)
@@ -59,6 +70,10 @@ def replay(recording: Recording) -> None:
         assert_type(sample, Tensor)
     for features, targets in recording.loader(128, shuffle=True, seed=1):
         assert_type((features, targets), tuple[Tensor, Tensor])
+    loader = recording.loader(128, True, drop_last=True, buffer=1000, prefetch=2, num_workers=1, share=(0, 2))
+    loader.load_state_dict(loader.state_dict())
+    loader.set_epoch(3)
+    assert_type(len(loader), int)
     assert_type(recording.dataset()[0], tuple[Tensor, Tensor])
     DataLoader(recording.dataset(), batch_size=128)
     assert_type(np.asarray(recording).ndim, int)

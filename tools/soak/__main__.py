@@ -58,7 +58,7 @@ DISTURBED = {"kills": kills, "disk": disk, "writers": writers}
 HOSTILE = ("damage", "forgery")
 KINDS = (*DISTURBED, *HOSTILE)
 TURNS = ("kills", "kills", "kills", "disk", "kills", "writers")  # of the lane that disturbs commands
-BATCH = 1000  # hostile files of one kind, in turn
+BATCH = 100  # hostile files of one kind, in turn
 PRELOADED = ("krnet.cli.app", "krnet.api", "krnet.task_loop", "krnet.appending", "krnet.bench.rate", "PIL.Image")
 REPORT_S = 30.0
 MOST_SHOWN = 50  # failures in the row
@@ -96,18 +96,20 @@ def soak(
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     print(f"soak: {options.seconds:g} s, --seed {seed}, of {', '.join(kinds)}", flush=True)
     os.environ["KRNET_COMMIT"] = ledger.commit()  # for all processes: it is part of what a run writes
-    begun = time.monotonic()
+    turns, turns_of_files = ([kind for kind in order if kind in kinds] for order in (TURNS, HOSTILE))
+    found = make_tasks(folder) if turns else []
+    if turns_of_files:
+        in_fork(lambda: corpus.make(folder / "corpus"), folder / "log")
+    begun = time.monotonic()  # the set-up does not count: a slow machine would have no time left
     ends = begun + options.seconds
     lanes: list[tuple[Results, Callable[[], None]]] = []
-    if turns := [kind for kind in TURNS if kind in kinds]:
-        found = make_tasks(folder)
+    if turns:
         for lane in range(options.lanes):
             lane_results = Results(folder / f"disturbed-{lane}.jsonl", options.failed)
             trials = Trials(folder / f"trials-{lane}", found, options.commands)
             lane_turns, lane_seed = turns[lane % len(turns) :] + turns[: lane % len(turns)], 1000 * seed + lane
             lanes.append((lane_results, partial(disturb, trials, lane_turns, lane_seed, lane_results, ends)))
-    if turns_of_files := [kind for kind in HOSTILE if kind in kinds]:
-        in_fork(lambda: corpus.make(folder / "corpus"), folder / "log")
+    if turns_of_files:
         paths = corpus.paths(folder / "corpus")
         results = Results(folder / "hostile.jsonl", options.failed)
         lanes.append((results, partial(attack, turns_of_files, paths, fast, seed, results, ends)))

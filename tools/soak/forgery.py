@@ -59,9 +59,11 @@ TOP = ("num_samples", "shape", "classes", "recorder", "settings", "metrics", "fi
 HEADER_TEXTS = ("NaN", "Infinity", "-0", "1e999", "[" * 3000 + "]" * 3000, '"\\ud800"', "9" * 5000, "true", "{}")
 LARGEST = {
     "quantized": 1200, "pca": 60, "transform": 400, "pq": 80, "compact": 100, "without_axes": 200, "paper": 150,
-    "autoencoder": 150, "images": 100, "raw": 40, "rotation": 1200, "fp8": 40,
+    "autoencoder": 150, "images": 100, "raw": 40, "residual": 1200, "rotation": 1200, "fp8": 40,
+    "zfp": 1000, "zstd": 1000,
 }  # fmt: skip
-MAKERS_OF = {"krnet": ("compact", "without_axes")}  # of the others, one each, of the recorder's name
+# Of the others, one each, of the recorder's name.
+MAKERS_OF = {"krnet": ("compact", "without_axes"), "local-search": ("residual",)}
 TRIES, UNCHANGED = 20, "unchanged"
 
 

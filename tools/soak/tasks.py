@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 NUM_SAMPLES, NUM_MORE = 72, 24
+NUM_COPIES = 48  # of each, for encode: 18 parts of 256
 # Parts of the keys whose values say when, or how fast; start, kept_files and checksum are digests of files that
 # hold times.
 CHANGING = (
@@ -71,7 +72,7 @@ def describe(path: Path) -> Any:
         return {
             str(file.relative_to(path)): describe(file)
             for file in sorted(path.rglob("*"))
-            if file.suffix in (".krn", ".json") and file.name != "features.json"
+            if file.suffix in (".krn", ".json", ".safetensors") and file.name != "features.json"
         }
     if path.suffix == ".json":
         return without_times(json.loads(path.read_text()))
@@ -113,6 +114,8 @@ def make_inputs(folder: Path, run: Callable[[list[object]], None]) -> list[Task]
     for name, part in (("first", slice(NUM_SAMPLES)), ("more", slice(NUM_SAMPLES, None)), ("all", slice(None))):
         np.save(folder / f"{name}.npy", maps[part])
         np.save(folder / f"{name}-labels.npy", labels[part])
+    many = np.repeat(maps, NUM_COPIES, axis=0)
+    np.save(folder / "many.npy", many + 0.1 * generator.normal(size=many.shape).astype(np.float32))
     np.save(folder / "images.npy", generator.integers(0, 255, (1500, 3, 12, 12), np.uint8))
     torch.jit.trace(torch.nn.AvgPool2d(3), torch.zeros(1, 3, 12, 12)).save(str(folder / "trunk.pt"))
     for label in range(6):
@@ -163,8 +166,12 @@ def tasks(inputs: Path) -> list[Task]:
         options = ("--iterations", "200") if name == "krnet" else ()
         words = ("append", "OUT", *more, "-o", "OUT", *options)
         found.append(Task(f"append {name}", words, "out.krn", earlier=inputs / f"{name}.krn"))
+    for name in ("krnet", "pca"):
+        words = ("encode", inputs / "many.npy", "--model", inputs / f"{name}.krn", "--part-samples", "256", "-q", "-o")
+        found.append(Task(f"encode {name}", (*words, "OUT"), "maps", ("--resume",)))
     extract = ("extract", inputs / "images.npy", "--trunk", inputs / "trunk.pt", "-o", "OUT", "--batch-size", "4", "-q")
     found.append(Task("extract", extract, "out.safetensors", ("--resume",)))
+    found.append(Task("extract shards", (*extract, "--shard-size", "8kB"), "shards", ("--resume",)))
     learn = ("--data", inputs / "pictures", "--base-classes", "2", "--tasks", "2", "-q", "-o", "OUT")
     small = ("--set", "backbone=resnet8", "--epochs", "2", "--set", "base_epochs=3", "--set", "batch_size=16")
     for name, options in LEARN.items():

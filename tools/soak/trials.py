@@ -12,7 +12,7 @@ from cases import Found
 from tasks import Task
 
 # How often a command is drawn: those that keep checkpoints often, those that take long less often.
-WEIGHTS = {"record": 8, "append": 4, "extract": 4, "learn": 2, "bench": 2}
+WEIGHTS = {"record": 8, "append": 4, "encode": 4, "extract": 4, "learn": 2, "bench": 2}
 TIMEOUT_S = 300.0  # after which a command counts as stuck
 
 

@@ -1,6 +1,6 @@
 """The entry point of the command line: collect the commands, and turn errors into exit codes.
 
-    plan, extract -> record -> info, verify, replay   record.py; extract.py, append.py
+    plan, extract -> record, encode -> info, verify, replay   record.py; extract.py, append.py, encode.py
     learn, demo, bench                                learn.py, demo.py, bench.py
     reproduce, report                                 reproduce.py, report.py
 
@@ -27,6 +27,7 @@ from typer.core import TyperGroup
 from krnet.cli.append import append
 from krnet.cli.bench import bench
 from krnet.cli.demo import demo
+from krnet.cli.encode import encode
 from krnet.cli.extract import extract
 from krnet.cli.learn import learn
 from krnet.cli.output import say
@@ -34,10 +35,13 @@ from krnet.cli.record import info, plan, record, replay, verify
 from krnet.cli.report import report
 from krnet.cli.reproduce import reproduce
 from krnet.cli.signals import stopping_like_ctrl_c
+from krnet.config import plain_text
 from krnet.errors import KrnetError, KrnetWarning
 from krnet.io.ledger import package_version
+from krnet.ranks import Rank, leave_reason, refuse_several, this_rank
 
 CTRL_C_CODE = 130  # with which a command ends that has been stopped
+IN_ONE_PROCESS = ("append", "learn", "demo", "bench", "reproduce")
 STOP_CODES = (129, CTRL_C_CODE, 143)
 LAST = ("bench", "reproduce", "report")  # typer lists a group of commands, such as bench, behind all others
 
@@ -47,6 +51,13 @@ class Commands(TyperGroup):
         """The names in the order of their use."""
         names = super().list_commands(ctx)
         return [name for name in names if name not in LAST] + [name for name in LAST if name in names]
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that is asked for; refused if several processes were to do, and write, the same."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if name in IN_ONE_PROCESS:
+            refuse_several(name, this_rank())
+        return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
         """Print a refusal as `error: ...` without a traceback, and exit with code 1."""
@@ -63,13 +74,17 @@ class Commands(TyperGroup):
                 raise typer.Exit(stop.exit_code) from None
 
     def _invoke(self, ctx: Any) -> Any:
+        rank = Rank()
         try:
+            rank = this_rank()
             return super().invoke(ctx)
         except BrokenPipeError:  # the reader of stdout has closed it, as `head` does: no error message
             raise
         except (KrnetError, OSError) as error:
             command = self.get_command(ctx, ctx.invoked_subcommand or "")
-            say(f"error: {_with_option_name(str(error), command)}")
+            message = f"{rank.prefix}error: {_with_option_name(str(error), command)}"
+            leave_reason(plain_text(message))
+            say(message)
             raise typer.Exit(1) from error
 
 
@@ -81,7 +96,8 @@ def _plain_warnings() -> Iterator[None]:
 
         def show(message: Any, category: Any, *where: Any, **more: Any) -> None:
             if issubclass(category, KrnetWarning):
-                say(f"warning: {message}")
+                if this_rank().is_first:  # others would say the same
+                    say(f"warning: {message}")
             else:
                 show_others(message, category, *where, **more)
 
@@ -117,9 +133,17 @@ def main() -> None:
     except KeyboardInterrupt:  # before the command has begun
         _end_now(CTRL_C_CODE)
     except SystemExit as end:
-        if end.code in STOP_CODES:
-            _end_now(end.code)
+        # Python's way out may abort a process of a team: threads of torch.distributed are still there.
+        if end.code in STOP_CODES or (_in_team() and isinstance(end.code, int | None)):
+            _end_now(end.code or 0)
         raise
+
+
+def _in_team() -> bool:
+    try:
+        return this_rank().count > 1
+    except KrnetError:  # said already
+        return False
 
 
 def _end_now(code: int) -> None:
@@ -149,6 +173,7 @@ app.command(short_help="Predict the size of a recording.")(plan)
 app.command(short_help="Write the features that a network makes of images.")(extract)
 app.command(short_help="Write features to a recording file.")(record)
 app.command(short_help="Add samples to a recording.")(append)
+app.command(short_help="Code samples with a fitted model, into a folder of parts.")(encode)
 app.command(short_help="Show what a recording holds, its size and its error.")(info)
 app.command(short_help="Check a recording byte by byte, or against its features.")(verify)
 app.command(short_help="Write samples of a recording to a .npy file.")(replay)

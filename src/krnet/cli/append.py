@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from krnet.cli import output
-from krnet.cli.options import Device, FeaturesFile, Json, Key, MaxBytes, Quiet, Set, fit_option, merge, option
+from krnet.cli.options import Device, FeaturesFile, Json, Key, Lengths, MaxBytes, Quiet, Set, fit_option, merge, option
 from krnet.cli.output import say
 from krnet.config import parse_duration, parse_size
 
@@ -37,6 +37,7 @@ def append(
             metavar="L.npy", help="Class of each new sample; required if FILE.krn has labels.", show_default="none"
         ),
     ] = None,
+    lengths: Lengths = None,
     key: Key = None,
     budget: Annotated[
         Any,
@@ -47,9 +48,9 @@ def append(
             show_default="as many bytes a sample as FILE.krn, or as planned with --room",
         ),
     ] = None,
-    iterations: Annotated[int | None, fit_option("iterations", "as FILE.krn")] = None,
+    iterations: Annotated[int | None, fit_option("iterations", "nothing is trained")] = None,
     time_budget: Annotated[
-        Any, fit_option("time_budget", "as FILE.krn", parser=option(parse_duration), metavar="SECONDS|10m|1h30m")
+        Any, fit_option("time_budget", "nothing is trained", parser=option(parse_duration), metavar="SECONDS|10m|1h30m")
     ] = None,
     max_bytes: MaxBytes = None,
     device: Device = None,
@@ -73,7 +74,9 @@ def append(
     recording = api.open(path, device, max_bytes=max_bytes)
     try:
         with Display(quiet) as display:
-            grown = recording.append(features, labels, out=out, budget=budget, key=key, watch=display, **given)
+            grown = recording.append(
+                features, labels, lengths=lengths, out=out, budget=budget, key=key, watch=display, **given
+            )
     except KeyboardInterrupt:
         say("stopped; nothing was written")
         raise typer.Exit(130) from None

@@ -1,10 +1,11 @@
 """`krnet extract`: the features that a network makes of images.
 
-IMAGES or --data, --trunk -> krnet.extract -> OUT.safetensors, its size on stdout
+IMAGES or --data, --trunk -> krnet.extract -> OUT.safetensors, or DIR/ of shards; its size on stdout
 """
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,9 +14,13 @@ import typer
 from krnet.cli import output
 from krnet.cli.options import Device, Json, Key, Quiet, option
 from krnet.cli.output import say
-from krnet.config import parse_channels
+from krnet.config import parse_channels, parse_first_id, parse_share
+from krnet.errors import RankError
+from krnet.io.places import Place, is_url, place
+from krnet.ranks import Rank, this_rank, wait
 
 PARTS = ("train", "test")
+SHARD_SIZE = "256MB"  # as in krnet.extract, which imports torch
 
 
 def channels_option(help: str) -> Any:
@@ -38,12 +43,13 @@ def extract(
         ),
     ],
     out: Annotated[
-        Path,
+        str,
         typer.Option(
             "--out",
             "-o",
-            metavar="OUT.safetensors",
-            help="File to write; an existing one is replaced when the new one is complete.",
+            metavar="OUT.safetensors|DIR/",
+            help="File to write; an existing one is replaced when the new one is complete. Or a folder of shards: a "
+            "path or a URL.",
             show_default=False,
         ),
     ],
@@ -96,13 +102,34 @@ def extract(
         bool,
         typer.Option(
             "--resume",
-            help="Go on where a stopped command left off: OUT.safetensors.partial; without it, start anew.",
+            help="Go on where a stopped command left off: OUT.safetensors.partial, or the shards that are in DIR/; "
+            "without it, start anew.",
         ),
     ] = False,
+    shard_size: Annotated[
+        str, typer.Option(metavar="256MB|BYTES", help="With DIR/: size of a shard, at most (MB = 10^6 bytes).")
+    ] = SHARD_SIZE,
+    first_id: Annotated[
+        Any,
+        typer.Option(
+            parser=option(parse_first_id),
+            metavar="ID|end",
+            help="With DIR/: sample ID of the first image; end adds to the samples that are there.",
+        ),
+    ] = "0",
+    share: Annotated[
+        Any,
+        typer.Option(
+            parser=option(parse_share),
+            metavar="K/N",
+            help="With DIR/: write part K of N, counted from 0, of the shards. N commands write all; under torchrun "
+            "each process has its share.",
+        ),
+    ] = "0/1",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Writes OUT.safetensors, the features of all images in their order, with labels; prints its size on stdout.
+    """Writes OUT.safetensors or DIR/, features of all images in their order, with labels; prints the size on stdout.
 
     The images of --data are normalised by the mean and std of the data set. IMAGES are not normalised, unless --mean
     and --std are given; only uint8 images are divided by 255. The output says which.
@@ -110,11 +137,16 @@ def extract(
     The file holds the arrays features (N, ...) and, if there are labels, labels (N,); `krnet record` reads both. Memory
     stays bounded however many images there are. Until the file is complete, it is called OUT.safetensors.partial.
 
+    DIR/ holds the same in shards, files of bounded size, and index.json. It is for features that are too many for one
+    file or one machine: several commands may write at once, each its --share, and more samples can follow.
+
     \b
     Example:
       krnet extract images.npy --labels labels.npy --trunk trunk.pt2 --mean 0.5 --std 0.25 -o features.safetensors
       krnet extract --data cifar100 --trunk runs/kril -o features.safetensors
       krnet record features.safetensors -o features.krn --budget 12MB
+      torchrun --nproc-per-node 8 -m krnet extract images.npy --trunk trunk.pt2 -o features/ --dtype bfloat16 --resume
+      krnet extract more.npy --trunk trunk.pt2 -o features/ --dtype bfloat16 --first-id end
     """
     if (images is None) == (data is None):
         raise typer.BadParameter("give either IMAGES or --data", param_hint="'IMAGES'")
@@ -127,15 +159,20 @@ def extract(
     from krnet.data.registry import folders_of
     from krnet.device import pick_device
     from krnet.features.extract import extract as run
-    from krnet.features.feature_file import partial_path, read_work
-    from krnet.features.source import has_labels, open_features
+    from krnet.features.extract import is_folder
+    from krnet.features.feature_file import partial_path
     from krnet.io.overlap import refuse_overlap
     from krnet.nn.loaded import read_trunk
+    from krnet.progress import announcing
 
+    rank = this_rank()
+    _check_shared(rank, out, first_id)
     folders = [] if data is None else folders_of(data, data_dir)
-    refuse_overlap("extract", [out], [images, labels, trunk, *folders])
+    if not is_url(out):
+        kind = "extract shards" if is_folder(out) else "extract"
+        refuse_overlap(kind, [out], [images, labels, trunk, *folders])
     try:
-        with Display(quiet) as display:
+        with Display(quiet or not rank.is_first) as display:
             display.phase("reading the images")
             source: Any = images
             if data is not None:
@@ -143,28 +180,88 @@ def extract(
                 chosen: Split = getattr(found, part)
                 source = Split(centre(chosen.images, found.crop), chosen.labels)
                 mean, std = mean or found.mean, std or found.std
-            torch_device = pick_device(device)
+            torch_device = pick_device(rank.device(device))
             run(
                 read_trunk(trunk, torch_device), source, labels, out=out, batch_size=batch_size, dtype=dtype, mean=mean,
-                std=std, device=torch_device, resume=resume, key=key, watch=display,
+                std=std, device=torch_device, resume=resume or rank.restarts > 0, key=key, shard_size=shard_size,
+                first_id=first_id, share=rank.share_of(share), watch=display,
             )  # fmt: skip
+            if rank.leads:
+                wait(partial(_missing, place(out)), out, announcing(display))
     except KeyboardInterrupt:
-        if partial_path(out).exists():
-            say(f"stopped; what is done is kept in {partial_path(out)}. To go on, give the same command with --resume")
+        if is_folder(out):
+            say(f"stopped; the shards that are finished are kept in {out}. {_to_go_on(first_id)}")
+        elif partial_path(Path(out)).exists():
+            kept = partial_path(Path(out))
+            say(f"stopped; what is done is kept in {kept}. To go on, give the same command with --resume")
         else:
             say("stopped before there was anything to keep")
         raise typer.Exit(130) from None
-    written, work = open_features(out, key="features"), read_work(out)
-    result = {
-        "path": str(out),
-        "num_samples": len(written),
-        "shape": list(written.shape),
-        "dtype": dtype,
-        "has_labels": has_labels(out),
-        "image_dtype": work["image_dtype"],
-        "mean": work["mean"],
-        "std": work["std"],
-        "bytes": out.stat().st_size,
-        "device": str(torch_device),
-    }
+    if not rank.is_first:
+        return  # rank 0 prints the result
+    written = _folder(place(out)) if is_folder(out) else _file(Path(out))
+    result = {"path": str(place(out)) if is_url(out) else out, "dtype": dtype, "device": str(torch_device), **written}
     output.show(result, output.extract_rows(result), as_json)
+
+
+def _check_shared(rank: Rank, out: str, first_id: int | str) -> None:
+    """Refuse what several processes cannot do together."""
+    from krnet.features.extract import is_folder
+
+    if rank.count > 1 and not is_folder(out):
+        raise RankError(
+            f"{out}: is one file, and torchrun has started {rank.count} processes; expected a folder, of which each "
+            f"writes its own shards. Give -o {Path(out).stem}/, or start this command without torchrun"
+        )
+    if rank.count > 1 and first_id == "end":
+        raise RankError(
+            "--first-id is end, which moves while several processes write; expected a number. Give the number of "
+            "samples that are there, which `krnet extract` has printed"
+        )
+
+
+def _missing(folder: Place) -> tuple[str, int]:
+    """Which samples are missing in the index, in words, and how many files there are."""
+    from krnet.features.shards.index import INDEX_NAME
+    from krnet.features.shards.ranges import text
+    from krnet.features.shards.source import read_index
+    from krnet.io.folders import list_folder
+
+    files = list_folder(folder)
+    if INDEX_NAME not in files:
+        return "all samples", len(files)
+    missing = read_index(folder).missing
+    return f"samples {text(missing)}" if missing else "", len(files)
+
+
+def _to_go_on(first_id: int | str) -> str:
+    """What to do after a stop."""
+    if first_id != "end":
+        return "To go on, give the same command with --resume"
+    return "To go on, give the same command with --resume, and with the first ID of these samples for --first-id"
+
+
+def _file(out: Path) -> dict[str, Any]:
+    from krnet.features.feature_file import read_work
+    from krnet.features.source import has_labels, open_features
+
+    written, work = open_features(out, key="features"), read_work(out)
+    return {
+        "num_samples": len(written), "shape": list(written.shape), "has_labels": has_labels(out),
+        **{name: work[name] for name in ("image_dtype", "mean", "std")}, "bytes": out.stat().st_size,
+    }  # fmt: skip
+
+
+def _folder(out: Place) -> dict[str, Any]:
+    """What the folder holds by now: other commands may still be at work."""
+    from krnet.features.shards.ranges import text
+    from krnet.features.shards.source import read_index
+
+    index = read_index(out)
+    return {
+        "num_samples": sum(shard.num_samples for shard in index.shards), "shape": list(index.origin.shape),
+        "has_labels": index.origin.has_labels,
+        **{name: index.origin.made_by[name] for name in ("image_dtype", "mean", "std")},
+        "bytes": sum(shard.size_bytes for shard in index.shards), "num_shards": len(index.shards),
+        "missing": text(index.missing),
+    }  # fmt: skip

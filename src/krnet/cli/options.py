@@ -17,6 +17,7 @@ import typer
 
 from krnet.config import describe, parse_setting, parse_size
 from krnet.errors import SettingError
+from krnet.io.places import parse_place
 from krnet.nn.paper_config import PRESETS
 from krnet.train.config import FitConfig
 
@@ -78,8 +79,8 @@ NO_TIME_LIMIT = "no limit with --time-budget; krnet on a CPU: until it no longer
 RecorderName = Annotated[
     str | None,
     typer.Option(
-        help="Way to store the features: krnet, paper, autoencoder, pca, transform, quantized, pq, rotation, fp8, "
-        "images or raw.",
+        help="Way to store the features: krnet, paper, autoencoder, pca, transform, quantized, pq, residual, "
+        "local-search, rotation, zfp, fp8, images, raw or zstd.",
         show_default="krnet; with --preset, paper; with --start, the recorder of OLD.krn",
     ),
 ]
@@ -97,6 +98,15 @@ Device = Annotated[str | None, fit_option("device", "cuda if there is one, else 
 Key = Annotated[
     str | None,
     typer.Option(help="Name of the array in a file that holds several.", show_default="the only one, or 'features'"),
+]
+Lengths = Annotated[
+    Any,
+    typer.Option(
+        parser=parse_place,
+        metavar="L.npy",
+        help="Lengths of sequences of samples, which follow each other: krnet replay --sequences replays whole ones.",
+        show_default="the array lengths in the file of FEATURES, or none",
+    ),
 ]
 Images = Annotated[
     Path | None,
@@ -116,9 +126,12 @@ Trunk = Annotated[
     ),
 ]
 FeaturesFile = Annotated[
-    Path,
+    Any,
     typer.Argument(
-        metavar="FEATURES", help="Feature maps (N, ...) as .npy .npz .safetensors .h5 .zarr.", show_default=False
+        parser=parse_place,
+        metavar="FEATURES",
+        help="Feature maps (N, ...) as .npy .npz .safetensors .h5 .zarr, or a folder of shards; a path or a URL.",
+        show_default=False,
     ),
 ]
 MaxBytes = Annotated[
@@ -130,4 +143,12 @@ MaxBytes = Annotated[
         show_default="512MB, or 512 times its size",
     ),
 ]
-RecordingFile = Annotated[Path, typer.Argument(metavar="FILE.krn", help="Recording to read.", show_default=False)]
+RecordingFile = Annotated[
+    Any,
+    typer.Argument(
+        parser=parse_place,
+        metavar="FILE.krn",
+        help="Recording to read: a path or a URL; or a folder of krnet encode.",
+        show_default=False,
+    ),
+]

@@ -216,11 +216,45 @@ def plan_rows(plan: Mapping[str, Any]) -> Rows:
     ]
 
 
+def show_prediction(found: Mapping[str, Any]) -> None:
+    """Print a line per recorder: the R2 to expect at each size, and the time of its slowest fit."""
+    from rich.table import Table
+
+    title = f"{found['num_samples']:,} samples of {shape_text(found['shape'])}, {format_size(found['feature_bytes'])} "
+    title += f"as float32; predicted from {found['sample']:,}"
+    table = Table(title=plain_text(title), title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.add_column("recorder")
+    for size, bits in zip(found["budgets"], found["bits_per_value"], strict=True):
+        table.add_column(f"R2 in {short_size(size)}\n{bits:.3g} bits a value", justify="right")
+    table.add_column("time", justify="right")
+    for name in dict.fromkeys(point["recorder"] for point in found["points"]):
+        points = [point for point in found["points"] if point["recorder"] == name]
+        times = [point["seconds"] for point in points if point["seconds"] is not None]
+        table.add_row(
+            plain_text(name),
+            *["" if point["r2"] is None else f"{point['r2']:.4f}" for point in points],
+            _time_text(max(times), points[0]["trains"]) if times else "",
+        )
+    print_unwrapped(table)
+    if found["take"] is not None:
+        middle = found["budgets"][len(found["budgets"]) // 2]
+        print(f"take {found['take']}: the quickest of those with the highest R2 in {short_size(middle)} (within 0.001)")
+    for name, reason in found["left_out"].items():
+        print(plain_text(f"{name} is left out: {reason}"))
+
+
+def _time_text(seconds: float, trains: bool) -> str:
+    text = f"{seconds:,.0f} s" if seconds >= 1 else "below 1 s"
+    return f"{text}; longer is better" if trains else text
+
+
 def info_rows(info: Mapping[str, Any]) -> Rows:
     """What a user needs to know of a recording; `--json` prints everything."""
     from krnet.recorders.base import get_recorder  # imports torch
 
     classes = "no labels" if info["num_classes"] is None else f"{info['num_classes']:,} classes"
+    if info["num_sequences"] is not None:
+        classes += f", in {info['num_sequences']:,} sequences"
     settings = get_recorder(info["recorder"]).settings_text(info["settings"])
     return [
         ("recording", info["path"]),
@@ -229,9 +263,24 @@ def info_rows(info: Mapping[str, Any]) -> Rows:
         ("file", f"{megabytes(info['bytes'])}, {ratio_text(info['compression_ratio'])}"),
         ("per sample", f"{info['bytes_per_sample']:,.1f} bytes"),
         ("R2", f"{info['r2']:.4f}"),
+        *(parts_rows(info) if "num_parts" in info else []),
         ("recorder", f"{info['recorder']}: {settings}" if settings else info["recorder"]),
         ("fit", fit_text(info)),
     ]
+
+
+def parts_rows(info: Mapping[str, Any]) -> Rows:
+    """Of a folder of `krnet encode`: how well its parts are coded, beside the samples that the model was fitted to."""
+    worst, misfits = info["worst_part"], info["misfits"]
+    rows = [
+        ("parts", f"{info['num_parts']:,}; the worst is {worst['name']}, R2 {worst['r2']:.4f}"),
+        ("model", f"R2 {info['model_r2']:.4f} on the samples that it was fitted to"),
+    ]
+    if misfits["num_samples"]:
+        ids = ", ".join(map(str, misfits["first_ids"]))
+        more = ", ..." if misfits["num_samples"] > len(misfits["first_ids"]) else ""
+        rows.append(("not fitted", f"{misfits['num_samples']:,} samples, R2 {misfits['r2']:.4f}: IDs {ids}{more}"))
+    return rows
 
 
 def fit_text(info: Mapping[str, Any]) -> str:
@@ -264,6 +313,9 @@ def verify_rows(report: Mapping[str, Any]) -> Rows:
         ("file", megabytes(report["bytes"])),
         ("decoding", probe_text(report["probe_error"])),
     ]
+    if "num_parts" in report:
+        lost = report["model_r2"] - report["coded_r2"]
+        rows += [("coded with", f"R2 {report['coded_r2']:.5f}, {lost:.5f} below the model's"), *parts_rows(report)]
     if report["r2"] is not None:
         same = "the features it was recorded from" if report["same_features"] else "not those it was recorded from"
         rows += [("features", same), ("R2", f"{report['r2']:.5f} (MSE {report['mse']:.3g})")]
@@ -283,9 +335,17 @@ def extract_rows(written: Mapping[str, Any]) -> Rows:
     return [
         ("images", normalisation_text(written)),
         ("features", f"{written['path']}: {samples}"),
-        ("labels", "in the same file" if written["has_labels"] else "none"),
-        ("file", megabytes(written["bytes"])),
+        ("labels", "in the same file" + "s" * ("num_shards" in written) if written["has_labels"] else "none"),
+        *_written_rows(written),
     ]
+
+
+def _written_rows(written: Mapping[str, Any]) -> Rows:
+    """A file; or shards, and which samples other commands still have to write."""
+    if "num_shards" not in written:
+        return [("file", megabytes(written["bytes"]))]
+    rows = [("shards", f"{written['num_shards']:,}, {megabytes(written['bytes'])}")]
+    return [*rows, ("missing", f"samples {written['missing']}")] if written["missing"] else rows
 
 
 def normalisation_text(written: Mapping[str, Any]) -> str:

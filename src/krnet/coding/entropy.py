@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from krnet.coding.coder import ans
 from krnet.errors import NotARecordingError
 from krnet.io.header import RESTORE
 
@@ -170,8 +171,6 @@ class Tables:
 
     def model(self, table: int) -> Any | None:
         """Return the coder's model of a table; None if the table has one symbol, which needs no bits."""
-        import constriction
-
         start, size = int(self.starts[table]), int(self.sizes[table])
         if size == 1:
             return None
@@ -179,7 +178,7 @@ class Tables:
         # it multiplies by 1.0 and adds integers below 2^24, which floats do without rounding.
         scale = 2 ** (CODER_BITS - FREQUENCY_BITS)
         weights = (self.weights[start : start + size] + 1.0) * scale - 1.0
-        return constriction.stream.model.Categorical(weights, perfect=False)
+        return ans().model.Categorical(weights, perfect=False)
 
     @cached_property
     def _coding_order(self) -> tuple[np.ndarray, list[tuple[int, int, Any]]]:
@@ -207,35 +206,58 @@ class Tables:
 
     def encode(self, symbols: np.ndarray, block_size: int) -> Iterator[bytes]:
         """symbols (n, columns) -> one stream per `block_size` rows."""
-        import constriction
-
-        order, parts = self._coding_order
-        index = symbols[:, order].astype(np.int32) - self.first[self.column[order]].astype(np.int32)
+        index = symbols.astype(np.int32) - self.first[self.column].astype(np.int32)
         for begin in range(0, len(index), block_size):
-            block = np.ascontiguousarray(index[begin : begin + block_size].T)  # (columns, rows)
-            coder = constriction.stream.stack.AnsCoder()
-            for low, high, model in reversed(parts):  # ANS is a stack: decoding starts with what was encoded last
-                coder.encode_reverse(block[low:high].reshape(-1), model)
-            # Zero bytes at the end are dropped: the last word is never zero, so `decode` can restore them.
-            yield coder.get_compressed().astype("<u4").tobytes().rstrip(b"\0")
+            coder = ans().stack.AnsCoder()
+            self.push(coder, index[begin : begin + block_size])
+            yield stream_of(coder)
 
     def decode(self, stream: bytes, num_rows: int) -> np.ndarray:
         """One block's stream -> (rows, columns) of `index_dtype`: symbol - lowest symbol of the column's table."""
-        import constriction
+        coder = coder_of(stream)
+        index = self.pop(coder, num_rows)
+        check_used_up(coder, stream, num_rows)
+        return index
 
-        if stream.endswith(b"\0"):
-            raise NotARecordingError(f"a block of the coder ends in a zero byte, as none does. {RESTORE}")
+    def push(self, coder: Any, index: np.ndarray) -> None:
+        """Encode the rows of a block: index (rows, columns) int32 of each symbol in its table."""
         order, parts = self._coding_order
-        words = np.frombuffer(stream + bytes(-len(stream) % 4), "<u4").astype(np.uint32)
-        coder = constriction.stream.stack.AnsCoder(words)
+        block = np.ascontiguousarray(index.T[order])  # (columns that need bits, rows)
+        for low, high, model in reversed(parts):  # ANS is a stack: decoding starts with what was encoded last
+            coder.encode_reverse(block[low:high].reshape(-1), model)
+
+    def pop(self, coder: Any, num_rows: int) -> np.ndarray:
+        """Decode the rows that were pushed last: index (rows, columns) of `index_dtype`."""
+        order, parts = self._coding_order
         index = np.zeros((num_rows, len(self.column)), self.index_dtype)
         for low, high, model in parts:
             index[:, order[low:high]] = coder.decode(model, (high - low) * num_rows).reshape(-1, num_rows).T
-        if not coder.is_empty():  # an undamaged stream is used up exactly; most damage shows here
-            raise NotARecordingError(
-                f"a block of {len(stream)} bytes goes on after its {num_rows} rows: not what was encoded. {RESTORE}"
-            )
         return index
+
+
+# ------------------------------------------------------------------ streams
+
+
+def stream_of(coder: Any) -> bytes:
+    """What was pushed on a coder, as bytes."""
+    # Zero bytes at the end are dropped: the last word is never zero, so `coder_of` can restore them.
+    stream: bytes = coder.get_compressed().astype("<u4").tobytes().rstrip(b"\0")
+    return stream
+
+
+def coder_of(stream: bytes) -> Any:
+    """The coder that `stream_of` was given."""
+    if stream.endswith(b"\0"):
+        raise NotARecordingError(f"a block of the coder ends in a zero byte, as none does. {RESTORE}")
+    words = np.frombuffer(stream + bytes(-len(stream) % 4), "<u4").astype(np.uint32)
+    return ans().stack.AnsCoder(words)
+
+
+def check_used_up(coder: Any, stream: bytes, num_rows: int) -> None:
+    if not coder.is_empty():  # an undamaged stream is used up exactly; most damage shows here
+        raise NotARecordingError(
+            f"a block of {len(stream)} bytes goes on after its {num_rows} rows: not what was encoded. {RESTORE}"
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -312,21 +312,34 @@ class MatrixReader:
             index = torch.from_numpy(np.concatenate(parts)).to(self.device)
             yield slice(first * size, first * size + len(index)), self.values[index.int() + self.starts]
 
-    def dequantize(self, numbers: Tensor) -> Tensor:
-        """Any numbers (n, columns) on the device, quantised and decoded as those of the matrix are.
+    def quantize(self, numbers: Tensor) -> Tensor:
+        """The symbols (n, columns) int32 of any numbers (n, columns) on the device."""
+        return to_symbols(numbers, self.config.step, self.config.dead_zone).clamp_(-MAX_SYMBOL, MAX_SYMBOL)
+
+    def numbers_of(self, symbols: Tensor) -> Tensor:
+        """The numbers that stand for symbols (n, columns), as those of the matrix are decoded.
 
         A symbol that a column's table lacks is decoded to the middle of its bin.
         """
-        tables, zone, step = self.blocks.tables, self.config.dead_zone, self.config.step
-        symbols = to_symbols(numbers, step, zone)
+        first, last = self._spans
+        index = symbols - first
+        known = index.clamp(min=0).minimum(last)
+        numbers = self.values.take((known + self.starts).long())
+        lacking = known != index
+        if not lacking.any():
+            return numbers
+        middles = (symbols + symbols.sign() * (self.config.dead_zone - 0.5)) * self.config.step
+        return torch.where(lacking, middles, numbers)
+
+    @cached_property
+    def _spans(self) -> tuple[Tensor, Tensor]:
+        """(columns,) int32: the lowest symbol of each column's table, and the index of its highest."""
+        tables = self.blocks.tables
         first, sizes = (
             torch.from_numpy(array[tables.column].astype(np.int32)).to(self.device)
             for array in (tables.first, tables.sizes)
-        )  # (columns,)
-        index = symbols - first
-        known = self.values[index.clamp(min=0).minimum(sizes - 1) + self.starts]
-        middles = (symbols + symbols.sign() * (zone - 0.5)) * step
-        return torch.where((index >= 0) & (index < sizes), known, middles)
+        )
+        return first, sizes - 1
 
     def _index(self, rows: np.ndarray) -> np.ndarray:
         """rows (n,) -> (n, columns): the index of each symbol in its table."""

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from krnet.coding.coder import ans
 from krnet.coding.entropy import MAX_ALPHABET, Tables
 from krnet.errors import NotARecordingError
 from krnet.io.archive import TensorStore
@@ -109,13 +110,11 @@ def rounded(weights: Mapping[str, Tensor], plan: Mapping[str, Rounding]) -> dict
 
 def pack(weights: Mapping[str, Tensor], plan: Mapping[str, Rounding]) -> dict[str, Tensor]:
     """Code the weights as tensors of a file. `unpack` needs their shapes in the same order."""
-    import constriction
-
     coded = {name: weight.detach() for name, weight in weights.items() if name in plan}
     steps = {name: scales(weight, plan[name]) for name, weight in coded.items()}
     symbols = [(w / steps[n]).round_().flatten().to(torch.int32).cpu().numpy() for n, w in coded.items()]
     tables = _make_tables(symbols)
-    coder = constriction.stream.stack.AnsCoder()
+    coder = ans().stack.AnsCoder()
     for table, values in reversed(list(enumerate(symbols))):  # ANS is a stack: last in, first out
         if (model := tables.model(table)) is not None:
             coder.encode_reverse(values - np.int32(tables.first[table]), model)
@@ -132,7 +131,6 @@ def unpack(
     store: TensorStore, prefix: str, shapes: Mapping[str, tuple[int, ...]], plan: Mapping[str, Rounding]
 ) -> dict[str, Tensor]:
     """Decode the weights that `pack` coded. Every size follows from the shapes, and is checked before decoding."""
-    import constriction
 
     def get(name: str, dtype: torch.dtype, *size: int) -> Tensor:
         found = store.tensor(prefix + name, shape=size or None, dtype=dtype)
@@ -155,7 +153,7 @@ def unpack(
             f"a stream of {len(stream)} bytes that ends in {stream[-4:].tolist()}; expected words of four bytes, the "
             f"last of them not zero. {RESTORE}"
         )
-    coder = constriction.stream.stack.AnsCoder(stream.view("<u4").astype(np.uint32))
+    coder = ans().stack.AnsCoder(stream.view("<u4").astype(np.uint32))
     weights = {}
     for name, shape in shapes.items():
         if name not in plan:

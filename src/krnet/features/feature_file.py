@@ -23,13 +23,13 @@ import torch
 from torch import Tensor
 
 from krnet.errors import BusyFolderError, InputError, ResumeError
+from krnet.features.resumed import START_ANEW
 from krnet.io.atomic import read_json, write_json
 from krnet.io.lock import lock_file
 
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # names of safetensors
 HEADER_STEP = 4096  # bytes; the room before the rows is a multiple of it
 ENTRY_BYTES = 512  # at least what the header needs for two arrays, beside the work and the shape
-START_ANEW = "leave out --resume (in Python, resume=True) to start anew"
 SAVE_EVERY_S = 5.0  # a kill loses at most the rows of this time
 VERSION = 1
 START = b"krnet.extract: unfinished features\n"  # until the header takes this place
@@ -78,15 +78,6 @@ def _is_record(record: Path) -> bool:
         return {"version", "work", "rows"} <= read_json(record).keys()
     except (OSError, ValueError):
         return False
-
-
-def check_same_work(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    for name in sorted({*before, *now}):
-        if before.get(name) != now.get(name):
-            raise ResumeError(
-                f"{path}: was made with {name} {before.get(name)}; this call has {now.get(name)}. Give the same again, "
-                f"or {START_ANEW}"
-            )
 
 
 def read_work(path: Path) -> dict[str, Any]:

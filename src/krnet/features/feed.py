@@ -21,6 +21,7 @@ from torch import Tensor
 from krnet.device import free_bytes
 from krnet.features.sampler import BatchOrder
 from krnet.features.source import FeatureSource
+from krnet.team import team
 
 RUN_BYTES = 256 << 10  # a disk reads this much in about the time of a seek
 NUM_READERS = max(2, min(6, (os.cpu_count() or 1) // 2))  # threads; each copies about 2 GB/s of a cached file
@@ -32,6 +33,8 @@ class Feed:
         self.source, self.device, self.seed = source, device, seed
         self.num_samples = len(source)
         self.batch_size = min(batch_size, self.num_samples)
+        self.own = team().own()
+        """Those of a batch whose values are read here; all, unless several processes share the fit."""
         self.resident = self.find_resident()
         # Neighbouring samples in a batch slow learning down a little, hence at least eight runs per batch.
         disk_run = -(-RUN_BYTES // source.sample_bytes)
@@ -76,17 +79,17 @@ class Feed:
         return ids, values
 
     def values(self, ids: Tensor, values: Tensor | None = None) -> Tensor:
-        """Values (B, *shape) on the device, from what `batch` returned."""
+        """Values of the own samples (B, *shape) on the device, from what `batch` returned."""
         if values is not None:
             return values
         assert self.resident is not None
-        return self.resident.index_select(0, ids)
+        return self.resident.index_select(0, ids[self.own])
 
     def _read(self, iteration: int) -> tuple[Tensor, Tensor]:
         ids = self.ids(iteration)
         if self._copy_stream is None:
-            return ids, self.source.read(ids)
-        values = self.source.read(ids, pinned=True)
+            return ids, self.source.read(ids[self.own])
+        values = self.source.read(ids[self.own], pinned=True)
         with torch.cuda.stream(self._copy_stream):
             return ids.pin_memory().to(self.device, non_blocking=True), values.to(self.device, non_blocking=True)
 

@@ -8,7 +8,7 @@ DataLoader, iterable of batches -> open_batches -> LoaderBatches   run through f
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import suppress
 from typing import Any
 
@@ -34,6 +34,7 @@ DEFAULT_BATCH = 256
 RANDOM_SAMPLERS = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 Batch = tuple[int, Tensor, Tensor | None]
+Needs = Callable[[int, int], bool]  # whether the samples first .. stop - 1 are to be computed
 
 
 def open_batches(
@@ -80,11 +81,13 @@ class ArrayBatches:
         """The part that is done."""
         return num_samples / self.num_samples
 
-    def batches(self, first: int, device: torch.device) -> Iterator[Batch]:
-        """The batches from sample ID `first` on."""
+    def batches(self, first: int, device: torch.device, needs: Needs | None = None) -> Iterator[Batch]:
+        """The batches from sample ID `first` on; only those that are needed."""
         resident = self.source.resident
         for start in range(first, self.num_samples, self.batch_size):
             stop = min(start + self.batch_size, self.num_samples)
+            if needs is not None and not needs(start, stop):
+                continue
             if resident is not None and resident.device == device:
                 images = resident[start:stop]
             else:
@@ -115,7 +118,7 @@ class LoaderBatches:
             return num_samples / self.num_samples
         return num_batches / self.num_batches if self.num_batches else None
 
-    def batches(self, first: int, device: torch.device) -> Iterator[Batch]:
+    def batches(self, first: int, device: torch.device, needs: Needs | None = None) -> Iterator[Batch]:
         """All batches; those before sample ID `first` too, since they have to be run through, and for their labels."""
         start, has_labels = 0, None
         for index, batch in enumerate(self.loader):
@@ -162,6 +165,9 @@ class LoaderBatches:
                 f"one array (N, 1, H, W), and vectors as one array (N, D) or in a DataLoader"
             )
         return images, None if labels is None else check_labels(labels, len(images))
+
+
+Batches = ArrayBatches | LoaderBatches
 
 
 def _count_labels(labels: Any) -> int:

@@ -47,6 +47,8 @@ class Moments:
     def __add__(self, other: Moments) -> Moments:
         """Those of both sets of samples together (Chan et al. 1979)."""
         count = self.count + other.count
+        if not self.count or not other.count:
+            return self if self.count else other
         share, other_share = self.count / count, other.count / count
         return Moments(
             count,
@@ -58,6 +60,9 @@ class Moments:
     @property
     def r2(self) -> float:
         return r_squared(self.mse, self.variance)
+
+
+NOTHING = Moments(0, 0.0, 0.0, 0.0)
 
 
 def fidelity(

@@ -1,9 +1,10 @@
-"""Number, shape and labels of the samples in a recording, and how its file stores them.
+"""Number, shape, labels and sequences of the samples in a recording, and how its file stores them.
 
-Samples --describe--> metadata (num_samples, shape, classes), and the tensor `labels`
+Samples --describe--> metadata (num_samples, shape, classes), and the tensors `labels` and `sequences`
         <--recall----
 
 `classes` lists [label, number of samples]. The tensor is left out if the samples are sorted by class.
+`sequences` holds the lengths of sequences, where samples form such.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from krnet.errors import NotARecordingError, OversizedRecordingError
+from krnet.features.sequences import LENGTHS, pack_lengths, unpack_lengths
 from krnet.io.header import MAX_DIMS
 from krnet.io.memory import MemoryLimit
 
@@ -33,6 +35,8 @@ class Samples:
     """Shape of one sample."""
     labels: Tensor | None
     """Label of each sample ID, (N,) int64."""
+    lengths: Tensor | None = None
+    """Lengths of the sequences that the samples form, (S,) int64."""
 
     def class_counts(self) -> list[int]:
         """Samples per class, classes in order of first appearance; unlabelled samples form one class."""
@@ -45,27 +49,28 @@ class Samples:
             "shape": list(self.shape),
             "classes": None,
         }
+        sequences = pack_lengths(self.lengths)
         if self.labels is None:
-            return metadata, {}
+            return metadata, sequences
         index, counts = class_index(self.labels)
         names = torch.empty_like(counts).scatter_(0, index, self.labels)
         metadata["classes"] = [list(pair) for pair in zip(names.tolist(), counts.tolist(), strict=True)]
         # The class table alone describes samples that are sorted by class.
         if torch.equal(index, torch.repeat_interleave(torch.arange(len(counts)), counts)):
-            return metadata, {}
+            return metadata, sequences
         smallest = next(dtype for dtype in LABEL_DTYPES if len(counts) <= torch.iinfo(dtype).max + 1)
-        return metadata, {LABELS: index.to(smallest)}
+        return metadata, {LABELS: index.to(smallest), **sequences}
 
     @classmethod
     def recall(
         cls,
         metadata: dict[str, Any],
         file_bytes: int,
-        read: Callable[[], Tensor | None],
+        read: Callable[[str], Tensor | None],
         path: object,
         limit: MemoryLimit | None = None,
     ) -> Samples:
-        """Rebuild from the file. `read()` returns the tensor `labels`, or None if the file has none."""
+        """Rebuild from the file. `read(name)` returns a tensor, or None if the file has none of this name."""
         num_samples, shape, classes = (metadata.get(name) for name in ("num_samples", "shape", "classes"))
         shape = shape if isinstance(shape, list) and len(shape) < MAX_DIMS else None
         if num_samples is None or shape is None or not all(map(_is_count, [num_samples, *shape])):
@@ -78,8 +83,9 @@ class Samples:
                 f"{path}: claims {num_samples} samples in {file_bytes} bytes; expected at most "
                 f"{SAMPLES_PER_BYTE} a byte. Restore the file from a copy, or record again"
             )
+        lengths = unpack_lengths(read(LENGTHS), num_samples, path)
         if classes is None:
-            return cls(num_samples, tuple(shape), None)
+            return cls(num_samples, tuple(shape), None, lengths)
         if limit is not None:
             limit.check(LABEL_BYTES * num_samples, f"the labels of {num_samples} samples")
         try:
@@ -88,7 +94,7 @@ class Samples:
                 raise ValueError("its labels are not different whole numbers")
             if not all(map(_is_count, counts)) or sum(counts) != num_samples:
                 raise ValueError("its counts do not add up to the number of samples")
-            index = read()
+            index = read(LABELS)
             if index is None:
                 index = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
             elif index.shape != (num_samples,) or index.dtype not in LABEL_DTYPES:
@@ -102,7 +108,7 @@ class Samples:
             raise NotARecordingError(
                 f"{path}: the class table is wrong: {error}. Restore the file from a copy, or record again"
             ) from error
-        return cls(num_samples, tuple(shape), labels)
+        return cls(num_samples, tuple(shape), labels, lengths)
 
 
 def _is_count(value: Any) -> bool:

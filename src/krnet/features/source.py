@@ -1,6 +1,6 @@
 """Feature maps in the caller's storage, read by sample ID.
 
-    tensor, array, memmap, .npy .npz .safetensors .h5 .zarr, Dataset, list
+    tensor, array, memmap, .npy .npz .safetensors .h5 .zarr, folder of shards, Dataset, list
         -> open_features -> FeatureSource: read(ids (B,)) -> (B, *shape), stored dtype, CPU
 
 Features are never changed, and only the samples asked for are read: memory stays bounded however large the file is.
@@ -28,16 +28,11 @@ from safetensors import SafetensorError, safe_open
 from krnet.config import require
 from krnet.device import dtype_name
 from krnet.errors import FeatureError, InputError, LabelError
+from krnet.features.dtypes import DTYPES, SAFETENSORS_DTYPES
 from krnet.features.file_rows import FileRows, OpenFile, OpenFolder
 from krnet.io.overlap import files_of
+from krnet.io.places import Place, Url, place
 
-# Names of the supported types: safetensors -> numpy and torch. uint16 is left out on purpose: it often holds the bits
-# of bfloat16 values, which are wrong as integers.
-SAFETENSORS_DTYPES = {
-    **{"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"},
-    **{"U8": "uint8", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64"},
-}
-DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in SAFETENSORS_DTYPES.values()}
 NPY_START = b"\x93NUMPY"  # the first bytes of every .npy file
 BLOCK_BYTES = 64 << 20  # read at most this much at a time, since a memory map keeps it resident until it is dropped
 FAULT_AROUND_BYTES = 64 << 10  # Linux maps up to this much around every page that is touched
@@ -152,11 +147,11 @@ def _check_spec(name: str, full_shape: Sequence[int], dtype: str) -> None:
 
 def open_features(features: Any, *, key: str | None = None) -> FeatureSource:
     """Open features of any supported kind. `key` names the array in a file or mapping that holds several."""
-    if isinstance(features, (str, os.PathLike)):
-        return _open_path(Path(features), key)
+    if isinstance(features, (str, os.PathLike, Url)):
+        return _open_place(place(features), key)
     name = features.name if isinstance(features, FeatureSource) else type(features).__name__
     if hasattr(features, "keys"):
-        return open_features(features[_pick_array(features.keys(), key, name)])
+        return open_features(features[pick_array(features.keys(), key, name)])
     _refuse_key(key, name)
     if isinstance(features, FeatureSource):
         return features
@@ -332,7 +327,8 @@ def _from_items(items: Any, name: str) -> FeatureSource:
             if found.shape != row.shape or found.dtype != row.dtype:
                 raise FeatureError(
                     f"{name}: sample {index} has shape {found.shape} and type {found.dtype}; expected "
-                    f"{tuple(row.shape)} and {row.dtype} like sample 0. All samples must be alike."
+                    f"{tuple(row.shape)} and {row.dtype} like sample 0. All samples must be alike. For sequences of "
+                    f"different length, join them to one array and give their lengths (--lengths; in Python, lengths=)."
                 )
             row.copy_(found.read(torch.tensor([0]))[0])
 
@@ -350,12 +346,20 @@ def _numpy_view(out: torch.Tensor) -> np.ndarray:
 # ------------------------------------------------------------------ files
 
 
+def _open_place(where: Place, key: str | None) -> FeatureSource:
+    if isinstance(where, Url):
+        from krnet.features.remote_arrays import open_remote  # it makes sources of its own
+
+        return open_remote(where, key)
+    return _open_path(where, key)
+
+
 def _open_path(path: Path, key: str | None) -> FeatureSource:
-    opener = _OPENERS.get(path.suffix.lower())
+    opener = _opener(path)
     if opener is None:
         raise FeatureError(
-            f"{path}: unknown kind of file {path.suffix!r}; expected one of {', '.join(_OPENERS)}. "
-            f"Save the features as one of these."
+            f"{path}: unknown kind of file {path.suffix!r}; expected one of {', '.join(_OPENERS)}, or a folder of "
+            f"shards. Save the features as one of these."
         )
     if not path.exists():
         raise FeatureError(f"{path}: no such file; expected a file of features. Check the path.")
@@ -368,6 +372,17 @@ def _open_path(path: Path, key: str | None) -> FeatureSource:
             f"{path}: cannot be read as {path.suffix} ({error}); expected a whole file with arrays of plain "
             f"numbers, no pickled objects. Save the features again."
         ) from error
+
+
+def _opener(path: Path) -> Callable[[Path, str | None], FeatureSource] | None:
+    kind = path.suffix.lower()
+    return _open_folder if path.is_dir() and kind != ".zarr" else _OPENERS.get(kind)
+
+
+def _open_folder(path: Path, key: str | None) -> FeatureSource:
+    from krnet.features.shards.source import open_shards  # it makes sources of its own
+
+    return open_shards(path, key)
 
 
 def _open_npy(path: Path, key: str | None) -> FeatureSource:
@@ -383,7 +398,7 @@ def _npz_names(path: Path) -> list[str]:
 def _open_npz(path: Path, key: str | None) -> FeatureSource:
     """Unpack the array to a temporary file, since a compressed one cannot be mapped. The file is deleted at once; its
     memory map stays readable."""
-    name = _pick_array(_npz_names(path), key, path)
+    name = pick_array(_npz_names(path), key, path)
     with zipfile.ZipFile(path) as archive, tempfile.NamedTemporaryFile(suffix=".npy") as unpacked:
         with archive.open(f"{name}.npy") as member:
             shutil.copyfileobj(member, unpacked, 1 << 20)
@@ -398,7 +413,7 @@ def _safetensors_names(path: Path) -> list[str]:
 
 def _open_safetensors(path: Path, key: str | None) -> FeatureSource:
     """safe_open checks the file. We map the rows ourselves: the map of safe_open never releases its pages."""
-    name = _pick_array(_safetensors_names(path), key, path)
+    name = pick_array(_safetensors_names(path), key, path)
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(8), "little")
         entry = json.loads(file.read(header_bytes))[name]
@@ -418,7 +433,7 @@ def _h5_names(path: Path) -> list[str]:
 
 
 def _open_h5(path: Path, key: str | None) -> FeatureSource:
-    name = _pick_array(_h5_names(path), key, path)
+    name = pick_array(_h5_names(path), key, path)
     file = require("h5py", "stores").File(path, "r")  # stays open as long as its dataset is in use
     return _from_slices(file[name], str(path))
 
@@ -437,7 +452,7 @@ def _open_zarr(path: Path, key: str | None) -> FeatureSource:
     if isinstance(opened, zarr.Array):
         _refuse_key(key, path)
         return _from_slices(opened, str(path))
-    return _from_slices(opened[_pick_array(_zarr_names(path), key, path)], str(path))
+    return _from_slices(opened[pick_array(_zarr_names(path), key, path)], str(path))
 
 
 _OPENERS: dict[str, Callable[[Path, str | None], FeatureSource]] = {
@@ -458,7 +473,20 @@ _NAMES: dict[str, Callable[[Path], list[str]]] = {
 }
 
 
-def _pick_array(names: Iterable[str], key: str | None, where: object) -> str:
+def _names(path: Place) -> list[str]:
+    if isinstance(path, Url):
+        from krnet.features.remote_arrays import remote_names  # it makes sources of its own
+
+        return remote_names(path)
+    list_names = _NAMES.get(path.suffix.lower())
+    if list_names is None and path.is_dir():
+        from krnet.features.shards.source import shard_names  # it makes sources of its own
+
+        list_names = shard_names
+    return [] if list_names is None else list_names(path)
+
+
+def pick_array(names: Iterable[str], key: str | None, where: object) -> str:
     """Name of the array to read: `key` if given, else the only one, else "features"."""
     names = sorted(names)  # zarr lists them in no fixed order; messages should not change
     if key is None and len(names) == 1:
@@ -514,14 +542,16 @@ def _load_labels(path: Path, expected: str) -> np.ndarray:
     return np.asarray(np.load(path, allow_pickle=False))
 
 
+def array_names(features: Any) -> set[str]:
+    """Names of the arrays in a file or mapping that may hold several."""
+    if isinstance(features, (str, os.PathLike, Url)):
+        return set(_names(place(features)))
+    return set(features.keys()) if hasattr(features, "keys") else set()
+
+
 def has_labels(features: Any) -> bool:
     """Whether a file or mapping holds the arrays `features` and `labels`."""
-    if isinstance(features, (str, os.PathLike)):
-        list_names = _NAMES.get(Path(features).suffix.lower())
-        names = [] if list_names is None else list_names(Path(features))
-    else:
-        names = list(features.keys()) if hasattr(features, "keys") else []
-    return {"features", "labels"} <= set(names)
+    return {"features", "labels"} <= array_names(features)
 
 
 def stored_labels(features: Any, key: str | None, num_samples: int) -> torch.Tensor | None:

@@ -13,19 +13,17 @@ tensor from the file again instead of mapping it: a mapped file could change aft
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from io import BufferedReader
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from krnet import errors
-from krnet.io.atomic import AnyPath, atomic_write
+from krnet.io.atomic import AnyPath
 from krnet.io.header import (
     DIGEST_BYTES,
     DTYPE_NAMES,
@@ -48,6 +46,10 @@ from krnet.io.header import (
     refuse,
 )
 from krnet.io.memory import MemoryLimit
+from krnet.io.output import output
+from krnet.io.places import Place, Url, place
+from krnet.io.ranged import RangedFile, open_ranged
+from krnet.io.remote_rows import RemoteRows
 from krnet.io.stored_rows import RESIDENT_BYTES, MadeRows, Rows, StoredRows, TensorRows
 
 CHUNK_BYTES = 4 * 2**20  # read and hashed at once
@@ -71,7 +73,7 @@ class RowStore(TensorStore, Protocol):
 
 
 def write(
-    path: AnyPath,
+    path: AnyPath | Url,
     tensors: Mapping[str, torch.Tensor | MadeRows],
     metadata: Mapping[str, object],
     *,
@@ -84,11 +86,12 @@ def write(
     """
     made_blocks = {name: rows.block_bytes for name, rows in tensors.items() if isinstance(rows, MadeRows)}
     blocks = {**{name: size for name, size in made_blocks.items() if size is not None}, **(blocks or {})}
-    entries = _lay_out(path, tensors, blocks)
+    where = place(path)
+    entries = _lay_out(where, tensors, blocks)
     # Digests have a fixed length, so the header's size is known before they are computed. Each tensor is then copied
     # to the CPU, hashed and written once, and the header is written last.
-    head_bytes = len(encode_head(path, metadata, entries))
-    with atomic_write(path) as file:
+    head_bytes = len(encode_head(where, metadata, entries))
+    with output(where) as file:
         file.seek(head_bytes)
         for name, entry in entries.items():
             digests = []
@@ -96,7 +99,7 @@ def write(
                 file.write(block)
                 digests.append(digest(block))
             entries[name] = replace(entry, digests=tuple(digests))
-        head = encode_head(path, metadata, entries)
+        head = encode_head(where, metadata, entries)
         assert len(head) == head_bytes, f"the header grew from {head_bytes} to {len(head)} bytes"
         file.seek(0)
         file.write(head)
@@ -133,7 +136,7 @@ def file_bytes(tensors: Mapping[str, torch.Tensor | MadeRows], metadata: Mapping
 
 
 def _lay_out(
-    path: AnyPath, tensors: Mapping[str, torch.Tensor | MadeRows], blocks: Mapping[str, int]
+    path: Place | str, tensors: Mapping[str, torch.Tensor | MadeRows], blocks: Mapping[str, int]
 ) -> dict[str, Entry]:
     """Return the entry of each tensor, with its place in the file and empty digests."""
     for name, step in blocks.items():
@@ -162,7 +165,7 @@ def _lay_out(
 class Archive:
     """An opened recording. It keeps no file open, so that it can be pickled and sent to workers."""
 
-    path: Path
+    path: Place
     nbytes: int
     """Size of the whole file."""
     version: int
@@ -196,7 +199,11 @@ class Archive:
         """Return a reader of rows; a large tensor is not read whole. Give `shape` and `dtype` to refuse any other."""
         entry = self._expect(name, shape, dtype)
         small = entry.size_bytes <= RESIDENT_BYTES or not entry.shape
-        return TensorRows(self.tensor(name)) if small else StoredRows(self, name)
+        return TensorRows(self.tensor(name)) if small else self.stored_rows(name)
+
+    def stored_rows(self, name: str) -> StoredRows | RemoteRows:
+        """Return a reader of rows that keeps none of them."""
+        return RemoteRows(self, name) if isinstance(self.path, Url) else StoredRows(self, name)
 
     def _expect(self, name: str, shape: Sequence[int] | None, dtype: torch.dtype | None) -> Entry:
         entry = self._entry(name)
@@ -221,13 +228,13 @@ class Archive:
 
     def verify(self) -> None:
         """Check every tensor's bytes, a few megabytes at a time."""
-        with _open(self.path) as file:
+        with self.open() as file:
             for name, entry in self._entries.items():
                 for index in range(len(entry.digests)):
                     self._read_block(file, name, index)
 
-    def open(self) -> BufferedReader:
-        return _open(self.path)
+    def open(self) -> RangedFile:
+        return _open(self.path, self.nbytes)
 
     def place(self, name: str) -> int:
         """Where the bytes of a tensor begin in the file."""
@@ -237,7 +244,7 @@ class Archive:
         entry = self._entry(name)
         return entry.block_bytes or max(1, entry.size_bytes)
 
-    def check_block(self, file: BufferedReader, name: str, index: int) -> None:
+    def check_block(self, file: RangedFile, name: str, index: int) -> None:
         """Check a block of a tensor, a few megabytes at a time."""
         self._read_block(file, name, index)
 
@@ -256,22 +263,22 @@ class Archive:
         last = max(first, -(-high // step) - 1)
         begin, end = entry.block(first)[0], entry.block(last)[1]
         loaded = torch.empty(end - begin, dtype=torch.uint8, device="cpu")  # (size_bytes,)
-        with _open(self.path) as file:
+        with self.open() as file:
             for index in range(first, last + 1):
                 self._read_block(file, name, index, loaded.numpy().data[index * step - begin :])
         part = loaded[low - begin : high - begin]
         # A copy starts at an aligned address, and lets the memory of the whole blocks go.
         return part if len(part) == len(loaded) else part.clone()
 
-    def _read_block(self, file: BufferedReader, name: str, index: int, target: memoryview | None = None) -> None:
+    def _read_block(self, file: RangedFile, name: str, index: int, target: memoryview | None = None) -> None:
         """Read and check a block, chunk by chunk; copy its bytes to the start of `target`, if given."""
         entry = self._entries[name]
         begin, end = entry.block(index)
-        file.seek(self._data_begin + entry.begin + begin)
+        place = self._data_begin + entry.begin + begin
         hasher = blake2b(digest_size=DIGEST_BYTES)
         for low in range(0, end - begin, CHUNK_BYTES):
             high = min(low + CHUNK_BYTES, end - begin)
-            chunk = file.read(high - low)
+            chunk = file.read(place + low, high - low)
             if len(chunk) != high - low:
                 found = f"the file now ends inside tensor {name!r}"
                 expected = f"the {self.nbytes} bytes that it had when it was opened"
@@ -279,48 +286,58 @@ class Archive:
             hasher.update(chunk)
             if target is not None:
                 target[low:high] = chunk
-        if hasher.hexdigest() != entry.digests[index]:
-            found = f"bytes {begin}..{end} of tensor {name!r} have checksum {hasher.hexdigest()}"
+        self.check_digest(name, index, hasher.hexdigest())
+
+    def check_digest(self, name: str, index: int, found: str) -> None:
+        """Refuse a block whose bytes have another digest than the header says."""
+        entry = self._entries[name]
+        if found != entry.digests[index]:
+            begin, end = entry.block(index)
+            text = f"bytes {begin}..{end} of tensor {name!r} have checksum {found}"
             advice = f"Damaged, or replaced after it was opened: open it again. {RESTORE}"
-            raise refuse(errors.ChecksumError, self.path, found, entry.digests[index], advice)
+            raise refuse(errors.ChecksumError, self.path, text, entry.digests[index], advice)
 
 
-def open_archive(path: AnyPath, max_bytes: int | None = None) -> Archive:
+def open_archive(path: AnyPath | Url, max_bytes: int | None = None) -> Archive:
     """Open a recording: read its header, and refuse the file unless checksum and lengths agree.
 
+    path       or a URL: what is needed of the file is then read by ranges
     max_bytes  memory that the file may ask for; by default the rule of memory.py
     """
-    path = Path(path)
-    with _open(path) as file:
-        nbytes = os.fstat(file.fileno()).st_size
-        head = read_head(path, file, nbytes)
-    limit = MemoryLimit(path, nbytes, max_bytes)
+    where = place(path)
+    with _open(where) as file:
+        nbytes = file.size
+        head = read_head(where, file, nbytes)
+    limit = MemoryLimit(where, nbytes, max_bytes)
     limit.check_header(head)
-    table = parse_json(path, "the header", head[LENGTH_BYTES:])
+    table = parse_json(where, "the header", head[LENGTH_BYTES:])
     fields = table.pop("__metadata__")  # an object: `read_head` has checked the magic, which opens it
-    version = check_head(path, head, fields.get("version"))
-    values = {key: parse_json(path, f"metadata {key!r}", fields[key]) for key in sorted(fields.keys() - RESERVED)}
-    checksums = parse_json(path, "metadata 'checksums'", fields.get("checksums"))
-    entries = parse_table(path, table, checksums, data_bytes=nbytes - len(head))
-    return Archive(path, nbytes, version, fields["checksum"], values, limit, entries, len(head))
+    version = check_head(where, head, fields.get("version"))
+    values = {key: parse_json(where, f"metadata {key!r}", fields[key]) for key in sorted(fields.keys() - RESERVED)}
+    checksums = parse_json(where, "metadata 'checksums'", fields.get("checksums"))
+    entries = parse_table(where, table, checksums, data_bytes=nbytes - len(head))
+    return Archive(where, nbytes, version, fields["checksum"], values, limit, entries, len(head))
 
 
 def has_magic(path: Path) -> bool:
     """Whether a file begins as all of ours do, whatever comes then."""
     try:
         with _open(path) as file:
-            return file.read(LENGTH_BYTES + len(MAGIC))[LENGTH_BYTES:] == MAGIC
+            return file.read(0, LENGTH_BYTES + len(MAGIC))[LENGTH_BYTES:] == MAGIC
     except errors.NotARecordingError:
         return False
 
 
-def _open(path: Path) -> BufferedReader:
+def _open(path: Place, nbytes: int | None = None) -> RangedFile:
+    """nbytes: of a file behind a URL, where that is known"""
     expected = "a recording (.krn)", "Check the path"
+    if isinstance(path, Url):
+        return open_ranged(path, nbytes)
     try:
         # Checked before opening: to open a named pipe would wait for ever.
         if path.exists() and not path.is_file():
             raise refuse(errors.NotARecordingError, path, "is a folder or a device", *expected)
-        return open(path, "rb")
+        return open_ranged(path)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         found = f"cannot be read ({getattr(error, 'strerror', error)})"
         raise refuse(errors.NotARecordingError, path, found, *expected) from error

@@ -14,14 +14,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from io import BufferedReader
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from krnet import errors
-from krnet.io.atomic import AnyPath
+from krnet.io.places import Place
+from krnet.io.ranged import RangedFile
 
 VERSION = 1
 MAGIC = b'{"__metadata__":{"format":"krnet-recording"'
@@ -61,7 +60,7 @@ class Entry:
         return index * step, min((index + 1) * step, self.size_bytes)
 
 
-def encode_head(path: AnyPath, metadata: Mapping[str, object], entries: Mapping[str, Entry]) -> bytes:
+def encode_head(path: Place | str, metadata: Mapping[str, object], entries: Mapping[str, Entry]) -> bytes:
     """Return the length bytes and the header; equal content gives equal bytes."""
     table: dict[str, object] = {}
     checksums: dict[str, object] = {}
@@ -118,15 +117,15 @@ def is_count(value: object) -> bool:
 
 
 def refuse(
-    kind: type[errors.RecordingError], path: Path, found: str, expected: str, advice: str = RESTORE
+    kind: type[errors.RecordingError], path: Place, found: str, expected: str, advice: str = RESTORE
 ) -> errors.RecordingError:
     """Return the error to raise for a file that differs from what is expected."""
     return kind(f"{path}: {found}; expected {expected}. {advice}")
 
 
-def read_head(path: Path, file: BufferedReader, nbytes: int) -> bytes:
+def read_head(path: Place, file: RangedFile, nbytes: int) -> bytes:
     """Read the length bytes and the header; the length is checked before that many bytes are allocated."""
-    start = file.read(LENGTH_BYTES + len(MAGIC))
+    start = file.read(0, LENGTH_BYTES + len(MAGIC))
     # Of a file that ends within the length bytes, the length is unknown.
     length = int.from_bytes(start[:LENGTH_BYTES], "little") if len(start) >= LENGTH_BYTES else 0
     magic = start[LENGTH_BYTES:]
@@ -137,14 +136,14 @@ def read_head(path: Path, file: BufferedReader, nbytes: int) -> bytes:
         found, advice = f"claims a header of {length} bytes", f"Damaged. {RESTORE}"
         raise refuse(errors.HeaderTooLargeError, path, found, f"at most {MAX_HEADER_BYTES}", advice)
     end = LENGTH_BYTES + max(length, len(MAGIC))
-    head = start + file.read(end - len(start))
+    head = start + file.read(len(start), end - len(start))
     if len(head) < end:
         found = f"the file has {nbytes} bytes"
         raise refuse(errors.TruncatedRecordingError, path, found, f"a header up to byte {end}")
     return head[: LENGTH_BYTES + length]
 
 
-def parse_json(path: Path, what: str, text: Any) -> Any:
+def parse_json(path: Place, what: str, text: Any) -> Any:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         # JSON readers differ in which of two equal keys they keep: the same file would mean different things to them.
         if len(dict(pairs)) != len(pairs):
@@ -167,7 +166,7 @@ def parse_json(path: Path, what: str, text: Any) -> Any:
         raise refuse(errors.NotARecordingError, path, found, "JSON with each key once") from error
 
 
-def check_head(path: Path, head: bytes, version: Any) -> int:
+def check_head(path: Place, head: bytes, version: Any) -> int:
     """Check the version, the prefix and the checksum of a header; return the version as a number."""
     # int() alone would also accept spaces, signs and the digits of other scripts.
     if not (isinstance(version, str) and version.isascii() and version.isdigit() and len(version) < 10):
@@ -187,7 +186,7 @@ def check_head(path: Path, head: bytes, version: Any) -> int:
     return int(version)
 
 
-def parse_table(path: Path, table: dict[str, Any], checksums: Any, *, data_bytes: int) -> dict[str, Entry]:
+def parse_table(path: Place, table: dict[str, Any], checksums: Any, *, data_bytes: int) -> dict[str, Entry]:
     """Return the entries in the order of their bytes, which must fill the data section without hole or overlap."""
     if not isinstance(checksums, dict) or checksums.keys() != table.keys():
         raise refuse(errors.ChecksumError, path, "other checksums", f"one for each of {', '.join(table)}")
@@ -205,7 +204,7 @@ def parse_table(path: Path, table: dict[str, Any], checksums: Any, *, data_bytes
     return dict(entries)
 
 
-def _parse_entry(path: Path, name: str, row: Any, checksum: Any) -> Entry:
+def _parse_entry(path: Place, name: str, row: Any, checksum: Any) -> Entry:
     found = f"tensor {name!r} is {row!r:.200}"
     match row:
         case {"dtype": str(type_name), "shape": [*shape], "data_offsets": [begin, end]} if (

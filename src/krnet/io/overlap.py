@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from krnet.errors import InputError
+from krnet.io.places import is_url
 from krnet.io.writable import check_name
 
 
@@ -43,6 +44,8 @@ WRITES: Mapping[str, Writes] = {
     "replay": Writes(),
     "verify": Writes(),
     "extract": Writes(beside=(PARTIAL_ENDING, PARTIAL_RECORD_ENDING)),
+    "encode": Writes(inside=("model.krn", "sequences.krn", "part-*.krn", "manifest.json", ".lock")),
+    "extract shards": Writes(inside=("index.json", "shard-*.safetensors")),
     "learn": Writes(inside=(*RUN_FILES, ".lock", "events.out.tfevents.*")),
     "bench rate": Writes(inside=("rate.json", "rate.png", "features.json", "points", "*.krn", "*.krn.ckpt")),
     "report": Writes(may_lie_in_inputs=True),
@@ -109,6 +112,8 @@ def _resolved(path: Path) -> Path:
 
 def files_of(value: Any) -> Iterator[Path]:
     """The files behind a value that a caller gives: a path, or an object that knows its own."""
+    if is_url(value):
+        return
     if isinstance(value, str | os.PathLike):
         yield Path(value)
         return
@@ -128,5 +133,5 @@ def files_of(value: Any) -> Iterator[Path]:
         yield from files_of(base)
     for candidate in candidates:
         for path in candidate if isinstance(candidate, list | tuple) else [candidate]:
-            if isinstance(path, str | os.PathLike) and str(path):
+            if isinstance(path, str | os.PathLike) and str(path) and not is_url(path):
                 yield Path(path)

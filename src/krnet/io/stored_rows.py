@@ -9,10 +9,8 @@ A block is checked when a row of it is first read, and again if the file has cha
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from io import BufferedReader
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -21,6 +19,7 @@ from torch import Tensor
 
 from krnet import errors
 from krnet.io.header import refuse
+from krnet.io.ranged import LocalFile
 from krnet.io.rows import RowReader, read_into
 
 if TYPE_CHECKING:
@@ -135,30 +134,39 @@ class StoredRows:
 
     def read(self, start: int, stop: int) -> Tensor:
         found = torch.empty((stop - start, *self.shape[1:]), dtype=self.dtype, device="cpu")
-        with self.archive.open() as file:
+        with self._open() as file:
             self._check(file, np.array([start * self._row_bytes]), np.array([stop * self._row_bytes]))
             target = found.reshape(-1).view(torch.uint8).numpy().data
-            read_into(file.fileno(), target, self._begin + start * self._row_bytes, self._ended)
+            read_into(file.fd, target, self._begin + start * self._row_bytes, self._ended)
         return found
 
     def take(self, ids: Tensor) -> Tensor:
         found = torch.empty((len(ids), *self.shape[1:]), dtype=self.dtype, device="cpu")
-        rows = ids.numpy()
-        with self.archive.open() as file:
-            self._check(file, rows * self._row_bytes, (rows + 1) * self._row_bytes)
-            reader = RowReader(file.fileno(), self._begin, self._row_bytes, self._ended)
-            reader.fill(found.reshape(len(ids), -1).view(torch.uint8).numpy(), rows)
+        self.fill(found, ids)
         return found
+
+    def fill(self, out: Tensor, ids: Tensor) -> None:
+        """Write row ids[i] to out[i]; out (B, *row shape) is contiguous."""
+        if not out.numel():
+            return
+        rows = ids.numpy()
+        with self._open() as file:
+            self._check(file, rows * self._row_bytes, (rows + 1) * self._row_bytes)
+            reader = RowReader(file.fd, self._begin, self._row_bytes, self._ended)
+            reader.fill(out.reshape(len(ids), -1).view(torch.uint8).numpy(), rows)
 
     @property
     def _begin(self) -> int:
         return self.archive.place(self.name)
 
-    def _check(self, file: BufferedReader, begins: np.ndarray, ends: np.ndarray) -> None:
+    def _open(self) -> LocalFile:
+        file = self.archive.open()
+        assert isinstance(file, LocalFile), f"{self.archive.path}: RemoteRows reads what is behind a URL"
+        return file
+
+    def _check(self, file: LocalFile, begins: np.ndarray, ends: np.ndarray) -> None:
         """Check the blocks that hold the bytes begins[i]:ends[i] of the tensor, unless they have been checked."""
-        found = os.fstat(file.fileno())
-        state = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
-        if state != self._state:
+        if (state := file.state) != self._state:
             self._checked, self._state = set(), state
         step = self.archive.block_bytes(self.name)
         firsts, lasts = begins // step, np.maximum(ends - 1, begins) // step

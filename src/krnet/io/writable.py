@@ -12,6 +12,7 @@ from pathlib import Path
 from krnet.config import format_size
 from krnet.errors import InputError
 from krnet.io.atomic import AnyPath, make_temporary
+from krnet.io.places import is_url, place
 
 NAME_BYTES = 255  # of a file's name, where the system does not say
 
@@ -23,6 +24,8 @@ def check_name(path: AnyPath) -> Path:
         raise InputError("the name of the output is empty; expected the name of a file or folder to write")
     if "\0" in text:
         raise InputError(f"{text!r}: no file can have a name with a zero byte; choose another name for the output")
+    if is_url(text):
+        raise InputError(f"{place(text)}: is a URL; expected a place on this machine: write it here, and copy it")
     path = Path(text)
     _check_length(path, "")
     return path

@@ -6,5 +6,5 @@ from krnet.recorders.autoencoder import recorder as _autoencoder  # noqa: F401
 from krnet.recorders import pca, transform, quantized  # noqa: F401
 from krnet.recorders.pq import recorder as _pq  # noqa: F401
 from krnet.recorders.images import recorder as _images  # noqa: F401
-from krnet.recorders import rotation, fp8  # noqa: F401
-from krnet.recorders import raw  # noqa: F401
+from krnet.recorders import residual, local_search, rotation, zfp, fp8  # noqa: F401
+from krnet.recorders import raw, zstd  # noqa: F401

@@ -2,8 +2,10 @@
 
     Job (features, labels, settings) -> Recorder.fit    -> Content (tensors, settings): what the file holds
     Content or an opened file        -> Recorder.replay -> Replayer: ids (B,) -> features (B, *shape)
-                                                           some also: new features -> as they would be replayed
     settings, shape, num_samples     -> Recorder.stored -> the file's tensors, known before the fit
+
+    features that were not fitted -> Replayer.code -> Coded: symbols, and what they would be replayed as
+    symbols                       -> Replayer.show -> the same
 
 A recorder declares its settings (a config class), the inputs it takes beside features, and the tensors it writes. The
 API, the command line, the benchmarks and KRIL read these declarations; none of them asks for a recorder by name.
@@ -19,11 +21,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from krnet.coding.entropy import Tables
 from krnet.config import is_installed, settings_text, unknown_setting
 from krnet.errors import (
     InputError,
@@ -70,6 +73,8 @@ class Earlier(RowStore, Protocol):
     def shape(self) -> tuple[int, ...]: ...
     @property
     def labels(self) -> Tensor | None: ...
+    @property
+    def lengths(self) -> Tensor | None: ...
     def __len__(self) -> int: ...
     def replay(self, ids: Tensor) -> Tensor: ...
     def info(self) -> dict[str, Any]: ...
@@ -97,6 +102,8 @@ class Job:
     """The uint8 images that the features were computed from. With `start`: only those of samples not in `start`."""
     trunk: nn.Module | None = None
     """The network images -> features."""
+    frozen: bool = False
+    """Nothing is trained: samples that are not in `start` are coded with what it has."""
     room: int | None = None
     """Number of samples that the file will hold once it has grown; the budget is meant for that many."""
     checkpoint: Path | None = None
@@ -172,6 +179,15 @@ class Stored:
         return self.shape is not None and self.dtype is not None and not self.optional
 
 
+class Coded(NamedTuple):
+    """Samples that were coded with what a recorder has fitted."""
+
+    symbols: Tensor
+    """(B, ...) what a file would hold of them."""
+    shown: Tensor
+    """(B, *shape) float32: what they would be replayed as."""
+
+
 class Replayer(ABC):
     """Reads samples from a recording."""
 
@@ -182,13 +198,24 @@ class Replayer(ABC):
     def decode(self, ids: Tensor, *, fast: bool = False) -> Tensor:
         """ids (B,) int64 on the CPU -> float32 features (B, *shape) in the original scale, on the device."""
 
-    def project(self, features: Tensor) -> Tensor:
-        """float32 features (B, *shape) on the device, not in the recording -> as it would give them back.
+    # The rest is for recorders that `projects`: what was fitted is frozen, and codes samples that it has not seen.
 
-        They are coded as new samples would be and decoded; nothing is stored. Each is coded on its own. Only recorders
-        with `projects` have it.
+    @property
+    def tables(self) -> Tables | None:
+        """The frequencies that entropy-code symbols; None: symbols are numbers that are stored as they are."""
+        return None
+
+    def code(self, features: Tensor, *, moves: int | None = None, stored: bool = False) -> Coded:
+        """float32 features (B, *shape) on the device, not in the recording -> their symbols, and what these show.
+
+        Each sample is coded on its own. Where a network is behind the symbols, they are moved `moves` times towards
+        the least error; None: as often as pays. `stored` says that their bits count as well.
         """
-        raise NotImplementedError(f"{type(self).__name__} projects no features")
+        raise NotImplementedError(f"{type(self).__name__} codes no features")
+
+    def show(self, symbols: Tensor) -> Tensor:
+        """symbols (B, ...) -> float32 features (B, *shape), as `decode` gives those that are stored."""
+        raise NotImplementedError(f"{type(self).__name__} shows no symbols")
 
 
 class Recorder(ABC):
@@ -212,7 +239,7 @@ class Recorder(ABC):
     grows: ClassVar[bool] = False
     """With a recording of its own as `start`, it keeps that recording's samples bit for bit and adds the others."""
     projects: ClassVar[bool] = False
-    """Its replayers have `project`: they show features that a recording does not hold as it would give them back."""
+    """Its replayers have `code` and `show`: they code features that were not fitted, and show what comes back."""
     starts_warm: ClassVar[bool] = False
     """Given a recording of its own to start from, its network starts from that one's weights."""
     fast_is_exact: ClassVar[bool] = False
@@ -281,6 +308,13 @@ class Recorder(ABC):
 
         They come on top of what `stored` says is decoded at opening, and of the samples themselves: the maps of a
         network, the block of symbols that holds a sample. memory.py refuses files that ask for too much.
+        """
+        return 0
+
+    def network_multiplications(self, shape: Sequence[int], settings: Mapping[str, Any]) -> int:
+        """About how many multiplications a network takes to replay one sample; files that ask for too many are refused.
+
+        Work without a network needs no bound of its own: it is in proportion to the memory.
         """
         return 0
 

@@ -16,11 +16,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from krnet.coding.entropy import Tables
 from krnet.coding.matrix import CODED_TENSORS, Matrix, MatrixReader
 from krnet.device import exact_math
 from krnet.features.samples import Samples
 from krnet.features.stats import denormalise, normalise
-from krnet.recorders.base import Content, Job, Replayer, Stored, planned_overhead
+from krnet.recorders.base import Coded, Content, Job, Replayer, Stored, planned_overhead
 from krnet.recorders.maps import normalised_chunks
 
 PREFIX = "coded."  # of the tensors that hold the coded coefficients
@@ -53,9 +54,11 @@ class CodedReplayer(Replayer):
 
     @torch.inference_mode()
     def decode(self, ids: Tensor, *, fast: bool = False) -> Tensor:
-        with exact_math():
-            x = self.basis.inverse(self.reader.read(ids)).reshape(len(ids), *(self.shape or (1,)))
-        return self._original_scale(x)
+        return self._features(self.reader.read(ids))
+
+    @property
+    def tables(self) -> Tables:
+        return self.reader.blocks.tables
 
     @cached_property
     def encoder(self) -> Basis:
@@ -63,13 +66,20 @@ class CodedReplayer(Replayer):
         return self.basis
 
     @torch.inference_mode()
-    def project(self, features: Tensor) -> Tensor:
+    def code(self, features: Tensor, *, moves: int | None = None, stored: bool = False) -> Coded:
         x = normalise(features.reshape(len(features), *(self.shape or (1,))), self.low, self.high)
         with exact_math():
-            numbers = self.reader.dequantize(self.encoder.forward(x))
-            return self._original_scale(self.basis.inverse(numbers).reshape(x.shape))
+            symbols = self.reader.quantize(self.encoder.forward(x))
+        return Coded(symbols, self.show(symbols))
 
-    def _original_scale(self, x: Tensor) -> Tensor:
+    @torch.inference_mode()
+    def show(self, symbols: Tensor) -> Tensor:
+        return self._features(self.reader.numbers_of(symbols))
+
+    def _features(self, numbers: Tensor) -> Tensor:
+        """Coefficients (n, columns) -> features in the original scale."""
+        with exact_math():
+            x = self.basis.inverse(numbers).reshape(len(numbers), *(self.shape or (1,)))
         # All features lie in [0, 1], so clamping can only reduce the error.
         return denormalise(x.clamp_(0, 1), self.low, self.high).reshape(len(x), *self.shape)
 

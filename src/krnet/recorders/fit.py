@@ -34,9 +34,11 @@ from krnet.features.stats import check_unchanged, denormalise, normalise
 from krnet.nn import layers
 from krnet.nn.muon import Muon
 from krnet.nn.paper_config import DecoderConfig
+from krnet.nn.paper_net import Decoder
 from krnet.progress import Progress
 from krnet.recorders.base import Content, Job, Recorder, Replayer, Stored
 from krnet.recorders.memory import map_numbers
+from krnet.team import team
 from krnet.train.config import BATCH_SAMPLES, FitConfig
 from krnet.train.loop import LOSS_CHECK_ITERATIONS, Checkpoint, Outcome, train
 from krnet.train.open_end import OpenEnd
@@ -118,6 +120,21 @@ def decoder_numbers(config: DecoderConfig) -> int:
     return map_numbers(config.d0, config.c0 * start_area, config.c1 * area, config.channels * area)
 
 
+def multiplications(net: nn.Module, area: int) -> int:
+    """Upper bound for one sample: each weight of a convolution meets each of `area` positions, others only one."""
+    return sum(
+        module.weight.numel() * (area if module.weight.ndim > 2 else 1)
+        for module in net.modules()
+        if isinstance(module, nn.Conv1d | nn.Conv2d | nn.ConvTranspose2d | nn.Linear)
+    )
+
+
+def decoder_multiplications(config: DecoderConfig) -> int:
+    """Of the paper's decoder, for one sample."""
+    with torch.device("meta"):
+        return multiplications(Decoder(config, 1), config.height * config.width)
+
+
 def stored_weights(prefix: str, net: nn.Module, dtype: torch.dtype = torch.float32) -> dict[str, Stored]:
     """The tensors of a network whose weights are stored unquantised."""
     return {prefix + name: Stored(tuple(p.shape), dtype) for name, p in net.named_parameters()}
@@ -134,7 +151,7 @@ class NetworkFit(ABC):
     """Iterations in which the learning rate of a fit by the clock rises, at least."""
 
     def __init__(self, job: Job, make: Callable[[], nn.Module]):
-        self.job, self.device = job, job.device
+        self.job, self.device, self.team = job, job.device, team()
         with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
             torch.random.default_generator.manual_seed(job.fit.seed)
             net = make()
@@ -155,7 +172,8 @@ class NetworkFit(ABC):
         self.head_targets = self._compute_head_targets()
         self.sample_shape = job.source.shape or (1,)
         self.fused = job.fit.compile
-        self.graph = self.capture() if self.fused and self.device.type == "cuda" else None
+        captures = self.fused and self.device.type == "cuda" and self.team.count == 1
+        self.graph = self.capture() if captures else None
 
     def make_optimizers(self) -> list[torch.optim.Optimizer]:
         return optimizers_for(self.net, self.job.fit, self.device)
@@ -191,22 +209,27 @@ class NetworkFit(ABC):
         """What the file would hold if the fit ended now."""
 
     def _losses(self, ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """L_kr1, and L_kr1 + gamma L_kr2; both sum over a sample's values and average over samples."""
+        """L_kr1, and L_kr1 + gamma L_kr2; both sum over a sample's values and average over samples.
+
+        Of several processes each has the part of its own samples, whose `values` it has; the sum is the whole loss.
+        """
+        own = ids[self.team.own()]
         target = normalise(values.view(len(values), *self.sample_shape), self.low, self.high)  # (B, *shape)
-        output = self.outputs(ids, target).float().view_as(target)
-        feature_loss = (output - target).square().sum() / len(values)
-        if self.head is None:
+        output = self.outputs(own, target).float().view_as(target)
+        feature_loss = (output - target).square().sum() / len(ids)
+        num_head_samples = self.job.fit.num_head_samples(len(ids))
+        part = slice(self.team.num_own(num_head_samples))
+        if self.head is None or not len(own[part]):
             return feature_loss, feature_loss
         # A batch is in random order, so its first samples are a random choice.
-        part = slice(self.job.fit.num_head_samples(len(values)))
         replayed = denormalise(output[part], self.low, self.high).view_as(values[part])
         head_outputs = self.head(replayed)
         head_targets = (
             self.head(values[part].float())
             if self.head_targets is None
-            else self.head_targets.index_select(0, ids[part])
+            else self.head_targets.index_select(0, own[part])
         )
-        head_loss = (head_outputs.float() - head_targets.float()).square().sum() / len(head_outputs)
+        head_loss = (head_outputs.float() - head_targets.float()).square().sum() / num_head_samples
         return feature_loss, feature_loss + self.job.fit.gamma * head_loss
 
     def step(self, iteration: int, progress: float) -> Tensor:
@@ -234,10 +257,16 @@ class NetworkFit(ABC):
         with nullcontext() if self.fused else layers.plain(), fast_math(self.device):
             feature_loss, total_loss = self._losses(ids, values)
         total_loss.backward()
+        feature_loss = feature_loss.detach()
+        self.team.add([*self.gradients(), feature_loss])
         for optimizer in self.optimizers:
             optimizer.step()
         self.after_step(ids)
-        return feature_loss.detach()
+        return feature_loss
+
+    def gradients(self) -> list[Tensor]:
+        """What several processes add up."""
+        return [p.grad for p in self.net.parameters() if p.grad is not None]
 
     def capture(self) -> Graphed:
         """Record the step as a CUDA graph.
@@ -295,7 +324,8 @@ def run_fit(recorder: Recorder, trainee: NetworkFit, settings: Mapping[str, Any]
             return False
         # The running loss is an estimate: measure R2 on all features, as they would be stored and replayed.
         content = trainee.content(Outcome(iteration, 0.0, "target"))
-        return fidelity(trainee.decoder(recorder, content), job.source, stats).r2 >= target
+        r2 = fidelity(trainee.decoder(recorder, content), job.source, stats).r2
+        return bool(trainee.team.largest(r2 >= target)[0])
 
     open_end = OpenEnd(first_round(trainee.feed), OPEN_FIT_S) if trainee.is_open else None
     checkpoint = None
@@ -309,6 +339,7 @@ def run_fit(recorder: Recorder, trainee: NetworkFit, settings: Mapping[str, Any]
         check_inputs = partial(check_unchanged, job.source, stats.digest)
         checkpoint = Checkpoint(job.checkpoint, fingerprint, job.fit.checkpoint_s, check_inputs)
     watch = job.watch
+    trainee.team.copy_from_first(list(trainee.state().values()))  # GPUs may have rounded it differently
     try:
         outcome = train(
             trainee,

@@ -22,7 +22,7 @@ from krnet.errors import InputError, NotARecordingError
 from krnet.features.samples import Samples
 from krnet.io.header import RESTORE
 from krnet.io.stored_rows import MadeRows, Rows
-from krnet.recorders.base import Content, Job, Recorder, Replayer, RowStore, Stored, register
+from krnet.recorders.base import Coded, Content, Job, Recorder, Replayer, RowStore, Stored, register
 from krnet.recorders.basis import stored_edges
 
 FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
@@ -68,13 +68,17 @@ class FP8Replayer(Replayer):
         self.values, self.floats, self.device = values, floats, device
 
     def decode(self, ids: Tensor, *, fast: bool = False) -> Tensor:
-        found = self.floats.decode(self.values.take(ids).to(self.device))
+        return self.show(self.values.take(ids).to(self.device))
+
+    def code(self, features: Tensor, *, moves: int | None = None, stored: bool = False) -> Coded:
+        symbols = self.floats.encode(features)
+        return Coded(symbols, self.show(symbols))
+
+    def show(self, symbols: Tensor) -> Tensor:
+        found = self.floats.decode(symbols)
         if not found.isfinite().all():
             raise NotARecordingError(f"values that are not finite, as no recorded ones are. {RESTORE}")
         return found
-
-    def project(self, features: Tensor) -> Tensor:
-        return self.floats.decode(self.floats.encode(features))
 
 
 @register

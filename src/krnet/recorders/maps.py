@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -79,9 +79,12 @@ def subset(job: Job, ids: Tensor) -> Job:
     return replace(job, source=source, samples=Samples(len(ids), job.source.shape, None))
 
 
-def once_for_features(job: Job, recorder: str, components: int | None, learn: Callable[[], T]) -> T:
-    """The result of `learn()`, computed once for the same features: a search for settings fits them many times."""
-    key = (recorder, str(job.device), job.fit.seed, components)
+def once_for_features(job: Job, recorder: str, settings: Hashable, learn: Callable[[], T]) -> T:
+    """The result of `learn()`, computed once for the same features: a search for settings fits them many times.
+
+    settings  what the result depends on
+    """
+    key = (recorder, str(job.device), job.fit.seed, settings)
     if LEARNED_CACHE.get(job.source, (None, None))[0] != key:
         LEARNED_CACHE[job.source] = key, learn()
     learned: T = LEARNED_CACHE[job.source][1]

@@ -22,6 +22,7 @@ from krnet.errors import FeatureError, NotARecordingError, SettingError
 from krnet.features.samples import Samples
 from krnet.io.stored_rows import MadeRows, Rows, block_header_bytes
 from krnet.recorders.base import (
+    Coded,
     Content,
     Job,
     Recorder,
@@ -43,14 +44,17 @@ class RawReplayer(Replayer):
     def decode(self, ids: Tensor, *, fast: bool = False) -> Tensor:
         return self.values.take(ids).to(self.device).float()
 
-    def project(self, features: Tensor) -> Tensor:
-        projected = features.to(self.values.dtype).float()
-        if not projected.isfinite().all():
+    def code(self, features: Tensor, *, moves: int | None = None, stored: bool = False) -> Coded:
+        values = features.to(self.values.dtype)
+        if not values.isfinite().all():
             raise FeatureError(
                 f"values up to {features.abs().max():g}; the recording holds {dtype_name(self.values.dtype)}, which "
                 f"ends at {torch.finfo(self.values.dtype).max:g}. Record with dtype float32"
             )
-        return projected
+        return Coded(values, self.show(values))
+
+    def show(self, symbols: Tensor) -> Tensor:
+        return symbols.float()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,8 @@
                           a ResNet-18 for small images, cut after 13 layers, which is trained first (100 epochs)
     digits                1,442 maps of 32x4x4: all ten digits through a ResNet-8, trained in seconds; for --quick
 
+The sets of zoo.py are files that must be there; they have neither images nor head.
+
 Maps are written and read in parts: memory stays bounded however many there are.
 """
 
@@ -35,6 +37,7 @@ from krnet.io import ledger
 from krnet.io.lock import making
 from krnet.nn import backbones
 from krnet.nn.heads import Classifier, LinearHead
+from krnet.reproduce.zoo import EXAMPLE, ZooSet, is_zoo, open_zoo, zoo_shape
 
 if TYPE_CHECKING:  # works import this module
     from krnet.reproduce.works.base import Place
@@ -119,12 +122,22 @@ def open_set(name: str, place: Place) -> FeatureSet:
     )
 
 
+def open_any(name: str, place: Place) -> FeatureSet | ZooSet:
+    """The features of this name, also those of the zoo."""
+    return open_zoo(name, place.data_dir) if is_zoo(name) else open_set(name, place)
+
+
+def shape_of(name: str) -> tuple[int, ...]:
+    """The shape of a sample of this set; a name that is none is refused."""
+    return zoo_shape(name) if is_zoo(name) else origin_of(name).shape
+
+
 def origin_of(name: str) -> Origin:
     """Where a set comes from; a name that is none is refused."""
     if found := re.fullmatch(r"cifar100-strong-(\d+)", name):
         return strong(int(found[1]))
     if name not in SETS:
-        raise unknown_setting(name, [*SETS, "cifar100-strong-0"], "feature set")
+        raise unknown_setting(name, [*SETS, "cifar100-strong-0", EXAMPLE], "feature set")
     return SETS[name]
 
 

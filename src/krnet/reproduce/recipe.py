@@ -36,6 +36,10 @@ A recipe is a short file that opens with a comment: the number, the hardware and
     recorder = "pca"
     budgets = ["1.3 MB", "3.3 MB"]     # under --quick, the first only
 
+    [[each]]                           # every run that has no `each` of its own, with each combination of these;
+    features = ["lm", "vit"]           # under --quick, with the first only. "pca, lm, 1", "pca, lm, 4", ...
+    bits_per_value = [1, 4]            # are points of the line "pca, lm"
+
 The later wins: [settings] < the run < [quick] < the run's quick. The value "none" takes a setting away that an earlier
 one of these gave.
 """
@@ -47,6 +51,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +66,9 @@ else:
 
 RECIPE_KEYS: dict[str, type] = {
     "title": str, "work": str, "figures": list, "seeds": list, "settings": dict, "quick": dict, "runs": list,
+    "each": list,
 }  # fmt: skip
-RUN_KEYS: dict[str, type] = {"name": str, "work": str, "seeds": list, "line": str, "budgets": list}
+RUN_KEYS: dict[str, type] = {"name": str, "work": str, "seeds": list, "line": str, "budgets": list, "each": list}
 """Keys of a run that are no settings, beside `quick`: a table, or false."""
 KINDS: dict[type, str] = {str: "text", list: "a list", dict: "a table"}
 LEFT_OUT = "none"
@@ -149,7 +155,8 @@ def _read_runs(where: str, content: Mapping[str, Any], quick: bool) -> list[Reci
         in_run = f"{where}, run {table['name']!r}"
         for key, kind in RUN_KEYS.items():
             _check_kind(in_run, key, table, kind)
-        for position, own in enumerate(_with_budgets(in_run, table)):
+        combined = _combinations(in_run, {"each": content.get("each", []), **table})
+        for position, own in enumerate(found for one in combined for found in _with_budgets(in_run, one)):
             if own["name"] in names:
                 raise RecipeError(f"{where}, run {own['name']!r}: two runs have this name; give each its own")
             names.add(own["name"])
@@ -157,6 +164,23 @@ def _read_runs(where: str, content: Mapping[str, Any], quick: bool) -> list[Reci
             if not quick or (own.get("quick") is not False and position == 0):
                 runs.append(run)
     return runs
+
+
+def _combinations(in_run: str, table: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The run itself, or one for each combination of the values in each of its tables `each`."""
+    own = {"line": table["name"], **table}
+    found = []
+    for choices in own.pop("each"):
+        if not isinstance(choices, Mapping) or not all(isinstance(v, list) and v for v in choices.values()):
+            raise RecipeError(
+                f"{in_run}: each holds {choices!r}; expected tables of lists, such as bits_per_value = [1, 4]"
+            )
+        for values in product(*choices.values()):
+            chosen = dict(zip(choices, values))
+            texts = [value for value in values if isinstance(value, str)]
+            name, line = ", ".join([own["name"], *map(str, values)]), ", ".join([own["line"], *texts])
+            found.append({**own, **chosen, "name": name, "line": line})
+    return found or [own]
 
 
 def _with_budgets(in_run: str, table: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from krnet.bench.plan import check_settings
 from krnet.bench.rate import POINTS_FOLDER, Bench, ImageInputs, Series
-from krnet.config import check_choice, parse_size
+from krnet.config import check_choice, check_range, parse_size
 from krnet.device import pick_device
 from krnet.errors import SettingError
 from krnet.features.source import FeatureSource, open_features
@@ -31,7 +31,8 @@ from krnet.nn.paper_config import PRESETS
 from krnet.progress import Watch
 from krnet.recorders.base import Recorder, check_inputs, check_names, get_recorder
 from krnet.reproduce.curve import following, read_curve
-from krnet.reproduce.features import FeatureSet, origin_of
+from krnet.reproduce.features import FeatureSet, shape_of
+from krnet.reproduce.zoo import ZooSet
 from krnet.train.config import SCHEDULES
 
 if TYPE_CHECKING:  # works import this module
@@ -46,13 +47,15 @@ class RecordingSettings:
     """What is recorded, by which recorder, and within which budget or of which size."""
 
     features: str
-    """Feature set: cifar100-base, cifar100-strong-SEED, tiny-imagenet or digits."""
+    """Feature set: cifar100-base, cifar100-strong-SEED, tiny-imagenet, digits or zoo-SCALE-NAME."""
     recorder: str
     """Way to store them: krnet, paper, autoencoder, pca, ..."""
     given: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the recorder and of its fit, such as c1 or gamma."""
     budget: int | str | None = None
     """Size of the file, at most, in bytes or as 6.5MB; without one, the recorder's own size or that of the preset."""
+    bits_per_value: float | None = None
+    """Instead of a budget: size of the file, at most, in bits for each value of the features."""
     preset: str | None = None
     """Network of the paper: cifar100, imagenet."""
     schedule: str | None = None
@@ -65,7 +68,13 @@ class RecordingSettings:
     """R2 at which the fit stops."""
 
     def __post_init__(self) -> None:
-        origin_of(self.features)
+        shape = shape_of(self.features)
+        if self.bits_per_value is not None:
+            check_range("bits_per_value", self.bits_per_value, 1e-3, 64)
+            if self.budget is not None:
+                raise SettingError(
+                    f"bits_per_value is {self.bits_per_value} and budget {self.budget}; give one of them"
+                )
         if self.budget is not None:
             object.__setattr__(self, "budget", parse_size(self.budget))
         object.__setattr__(self, "given", json.loads(json.dumps(dict(self.given))))  # as a row of the ledger holds them
@@ -80,16 +89,16 @@ class RecordingSettings:
                 raise SettingError(f"given has {name}, which is a setting of its own; take it out of given")
         if self.schedule is not None:
             check_choice("schedule", self.schedule, SCHEDULES)
-        check_settings(recorder, origin_of(self.features).shape, LEAST_SAMPLES, {**fit, **self.given})
+        check_settings(recorder, shape, LEAST_SAMPLES, {**fit, **self.given})
 
     @property
     def chosen_recorder(self) -> Recorder:
         return get_recorder(self.recorder)
 
-    @property
-    def budget_bytes(self) -> int | None:
+    def budget_bytes(self, num_values: int) -> int | None:
+        """The budget for features of so many values."""
         assert not isinstance(self.budget, str), "parsed when the settings are made"
-        return self.budget
+        return self.budget if self.bits_per_value is None else int(self.bits_per_value * num_values / 8)
 
     @property
     def series(self) -> Series:
@@ -101,10 +110,12 @@ class RecordingSettings:
         more = {name: getattr(self, name) for name in ("preset", "schedule", "stop_at_r2")}
         return options | {name: value for name, value in more.items() if value is not None}
 
-    def bench(self, features: FeatureSet, seed: int, place: Place) -> Bench:
-        """The bench that records and measures the maps of a set."""
+    def bench(self, features: FeatureSet | ZooSet, seed: int, place: Place) -> Bench:
+        """The bench that records and measures the features of a set."""
         device = pick_device(place.device)
         source = features.source()
+        if isinstance(features, ZooSet):
+            return self._bench("maps", source, None, scan(source), None, seed, place, {}, None)
         head = LoadedHead(features.name, features.head.to(device), digest=fingerprint(features.head))
         trunk = LoadedTrunk(features.name, features.trunk.to(device), digest=fingerprint(features.trunk))
         images = ImageInputs(open_features(features.images), trunk)
@@ -121,15 +132,16 @@ class RecordingSettings:
 
         The measurements of a network have its curve: [iteration, seconds, R2] of the latest batches.
         """
-        path, curve_path = bench.path(self.series, self.budget_bytes), bench.folder / "curve.json"
+        budget = self.budget_bytes(bench.stats.count)
+        path, curve_path = bench.path(self.series, budget), bench.folder / "curve.json"
         with making(path), following(curve_path, watch) as follow:
-            point, _ = bench.point(self.series, self.budget_bytes, follow)
+            point, _ = bench.point(self.series, budget, follow)
         curve = {"curve": read_curve(curve_path)} if self.chosen_recorder.trains else {}
         return {**point, **curve}, path
 
     def _bench(
-        self, what: str, source: FeatureSource, labels: Tensor, stats: FeatureStats, head: LoadedHead | None, seed: int,
-        place: Place, settings: Mapping[str, Any], images: ImageInputs | None,
+        self, what: str, source: FeatureSource, labels: Tensor | None, stats: FeatureStats, head: LoadedHead | None,
+        seed: int, place: Place, settings: Mapping[str, Any], images: ImageInputs | None,
     ) -> Bench:  # fmt: skip
         folder = self.folder(what, stats, seed, place)
         (folder / POINTS_FOLDER).mkdir(parents=True, exist_ok=True)

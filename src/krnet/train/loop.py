@@ -29,6 +29,7 @@ from torch import Tensor
 from krnet.errors import InputError, KrnetWarning, NonFiniteLossError, RecordingError, ResumeError
 from krnet.io import archive
 from krnet.progress import Progress, Watch
+from krnet.team import team
 from krnet.train.open_end import OpenEnd
 
 KIND = "checkpoint"  # of a file, in its metadata
@@ -79,6 +80,8 @@ class Checkpoint:
         losses: list[Tensor],
         open_end: OpenEnd | None = None,
     ) -> None:
+        if not team().is_first:
+            return
         self.check()
         if self.check_inputs is not None:
             self.check_inputs()
@@ -200,7 +203,7 @@ def train(
     reason = open_end.reason if open_end else ""
     with defer_interrupt() as interrupted:
         while not reason:
-            seconds = time.perf_counter() - start_time + earlier_s
+            (seconds,) = team().largest(time.perf_counter() - start_time + earlier_s)
             if open_end:
                 progress = open_end.progress(iteration, seconds)  # of the round
             else:
@@ -222,14 +225,14 @@ def train(
                         f"the data"
                     )
                 if open_end:
-                    open_end.look(iteration, seconds, loss)
+                    open_end.look(iteration, seconds, *team().largest(loss))  # all end at the same iteration
                     reason, progress = open_end.reason, open_end.progress(iteration, seconds)
                 if watch:
                     share = min(seconds / open_end.limit_s if open_end else progress, 1.0)
                     watch(Progress("fit", share, iteration, "iterations", seconds, {"loss": loss}))
                 if reached and reached(iteration, loss):
                     reason = "target"
-            if interrupted():  # also after the last step, since the caller still has work to do
+            if team().largest(interrupted())[0]:  # also after the last step, since the caller still has work to do
                 if checkpoint:
                     checkpoint.save(trainee, iteration, seconds, losses, open_end)
                 raise KeyboardInterrupt

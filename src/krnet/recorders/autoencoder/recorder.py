@@ -42,7 +42,7 @@ from krnet.recorders.autoencoder.network import (
     unpack,
 )
 from krnet.recorders.base import Content, Job, Stored, register
-from krnet.recorders.fit import NetworkFit, NetworkReplayer, decoder_numbers, run_fit
+from krnet.recorders.fit import NetworkFit, NetworkReplayer, decoder_multiplications, decoder_numbers, run_fit
 from krnet.recorders.maps import normalised
 from krnet.recorders.memory import block_numbers
 from krnet.recorders.presets import PresetRecorder
@@ -153,6 +153,9 @@ class AutoencoderRecorder(PresetRecorder):
     def working_numbers(self, shape: Sequence[int], settings: Mapping[str, Any]) -> int:
         config = from_dict(AutoencoderConfig, settings)
         return decoder_numbers(config) + block_numbers(config.block_size, config.code_width)
+
+    def network_multiplications(self, shape: Sequence[int], settings: Mapping[str, Any]) -> int:
+        return decoder_multiplications(from_dict(AutoencoderConfig, settings))
 
     def replay(
         self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device

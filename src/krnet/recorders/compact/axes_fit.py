@@ -154,7 +154,7 @@ class CompactFit(CodesFit):
         weights = {f"refine.{name}": value for name, value in weights.items()}
         weights["axes"] = StraightThrough.apply(self.axes, 1 / self.scale)
         weights["mean"] = StraightThrough.apply(self.net.mean, None)
-        return functional_call(self.net, weights, (StraightThrough.apply(self.batch_codes, self.step_size),))
+        return functional_call(self.net, weights, (StraightThrough.apply(self.own_codes, self.step_size),))
 
     @torch.no_grad()
     def after_step(self, ids: Tensor) -> None:

@@ -27,6 +27,9 @@ from krnet.train.loop import Outcome
 
 NO_NETWORK_BYTES = 4  # counted for a file without network; packed_bytes of no weights is 4 as well
 CODE_LR = 0.5  # peak learning rate of codes, as a share of a Newton step
+# The price of a bit, in squares of the step, is what it gains. Quantisation error is step^2 / 12, one more bit halves
+# the step: -d error / d bits = 2 ln 2 step^2 / 12.
+BIT_PRICE = 2 * math.log(2) / 12
 BUDGET_FILL = 0.985  # share of the budget that the fit aims at: it only estimates bits, so it keeps a margin
 MIN_BITS = 1e-6  # keeps the ratio of bits finite where codes take none
 FOLLOW_RATE = 0.2  # an update multiplies the step by exp(FOLLOW_RATE * (current_bits / target_bits - 1))
@@ -101,9 +104,18 @@ class CodesFit(NetworkFit):
         feature_loss, total_loss = super()._losses(ids, values)
         current_bits = self.bits(self.batch_codes)
         self.current_bits = current_bits.detach()
-        # The price of a bit is what it gains. Quantisation error is step^2 / 12, and one more bit halves the step:
-        # -d error / d bits = 2 ln 2 step^2 / 12.
-        return feature_loss, total_loss + (2 * math.log(2) / 12) * self.step_size.square() * current_bits
+        # Of several processes each knows the bits of the whole batch, and counts its share of their price.
+        price = BIT_PRICE * self.step_size.square() / self.team.count
+        return feature_loss, total_loss + price * current_bits
+
+    @property
+    def own_codes(self) -> Tensor:
+        """The codes of the batch whose samples this process replays."""
+        return self.batch_codes[self.team.own()]
+
+    def gradients(self) -> list[Tensor]:
+        assert self.batch_codes.grad is not None
+        return [*super().gradients(), self.batch_codes.grad]
 
     @torch.no_grad()
     def after_step(self, ids: Tensor) -> None:

@@ -1,6 +1,7 @@
 """Growing a compact KRNet: its network and old codes are kept, and only the codes of new samples are fitted.
 
-    new features -> nearest point along the axes -> code -> moved down its own error through the frozen network
+    new features -> nearest point along the axes -> code -> moved down its own error through the network (moves.py)
+                 -> fitted on, unless the job is frozen
     old codes, unchanged, and new codes -> entropy-coded together -> the file, with the old network
 
 The network knows what features of its trunk look like, so one that was fitted to some classes serves others, too. One
@@ -23,10 +24,12 @@ from krnet.device import exact_math
 from krnet.recorders.axes import least_squares
 from krnet.recorders.base import Content, Earlier, Job, Recorder, overhead_bytes
 from krnet.recorders.compact.codes import BUDGET_FILL, CodesFit, content_with_codes
+from krnet.recorders.compact.moves import MANY_MOVES, bit_prices, move_codes
 from krnet.recorders.compact.network import (
     CODES,
     START_ZONE,
     CompactConfig,
+    CompactNet,
     read_codes,
     read_config,
     read_network,
@@ -46,8 +49,8 @@ MAX_BIT_PRICE = 64.0  # a multiple of the usual price of a bit in the loss (Code
 class GrownFit(CodesFit):
     """Fits codes of new samples to a network that is kept."""
 
-    def __init__(self, job: Job, config: CompactConfig, full_job: Job):
-        """job: the new samples alone; full_job: all samples."""
+    def __init__(self, job: Job, config: CompactConfig, full_job: Job, moves: int = MANY_MOVES):
+        """job: the new samples alone; full_job: all samples; moves: how often codes are moved before the fit."""
         assert job.start is not None, "nothing to grow from"
         self.job, self.full_job, self.config, self.start, device = job, full_job, config, job.start, job.device
         self.old_codes = read_codes(len(self.start), job.source.shape, config, self.start, device)
@@ -58,8 +61,18 @@ class GrownFit(CodesFit):
         with exact_math(), torch.no_grad():
             # Trained axes are not quite orthonormal: least squares gives the point along them nearest to each map.
             self.codes = coordinates(job, net.mean, least_squares(net.axes).T, net.grid)  # (new samples, P k)
+            if moves and config.c1:
+                self._move(net, moves)
             self.target_bits = self._find_target_bits()
         super().__init__(job, lambda: net)
+
+    def _move(self, net: CompactNet, moves: int) -> None:
+        """Bring the codes nearer to what the network needs."""
+        prices = bit_prices(self.old_codes.blocks.tables, self.config.step).to(self.codes.device)
+        for ids in torch.arange(len(self.codes)).split(COMPARED_AT_ONCE):
+            rows = ids.to(self.codes.device)
+            target = normalised(self.job, ids).reshape(-1, *net.shape)
+            self.codes[rows] = move_codes(net, self.codes[rows], target, moves, self.config.step, prices)
 
     def _find_target_bits(self) -> Tensor | None:
         """Bits per new sample that fill what the old file leaves of the budget; at most those that codes have now."""
@@ -78,7 +91,7 @@ class GrownFit(CodesFit):
         return []
 
     def outputs(self, ids: Tensor, target: Tensor) -> Tensor:
-        return self.net(StraightThrough.apply(self.batch_codes, self.step_size))
+        return self.net(StraightThrough.apply(self.own_codes, self.step_size))
 
     def bits(self, codes: Tensor) -> Tensor:
         """Estimated bits times their price: the step is kept, so a budget can only be met by a higher price."""
@@ -160,7 +173,8 @@ def grow(recorder: Recorder, job: Job) -> Content:
         return content if no_choice(config) else better_of(new_job, content, content, len(job.start))
     if config.refined is not None:
         return codes_along_axes(new_job, config, job)
-    content = run_fit(recorder, GrownFit(new_job, config, job), config.to_settings())
+    trainee = GrownFit(new_job, config, job)
+    content = unfitted(trainee) if job.frozen else run_fit(recorder, trainee, config.to_settings())
     if no_choice(config):
         return content
     return better_of(new_job, content, codes_along_axes(new_job, config, job), len(job.start))
@@ -173,7 +187,11 @@ def no_choice(config: CompactConfig) -> bool:
 
 def codes_along_axes(job: Job, config: CompactConfig, full_job: Job) -> Content:
     """The file whose new codes are what the axes make of the features: those that do best without the network."""
-    trainee = GrownFit(replace(job, fit=replace(job.fit, compile=False)), config, full_job)
+    return unfitted(GrownFit(replace(job, fit=replace(job.fit, compile=False)), config, full_job, moves=0))
+
+
+def unfitted(trainee: GrownFit) -> Content:
+    """The file of codes as they are."""
     trainee.feed.close()
     return trainee.content(Outcome(0, 0.0, "done"))
 

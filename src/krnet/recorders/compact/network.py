@@ -27,7 +27,7 @@ from krnet.io.header import RESTORE
 from krnet.recorders.axes import AXES, decode_axes, load_axes
 from krnet.recorders.base import Stored
 from krnet.recorders.basis import stored_edges, stored_matrix
-from krnet.recorders.fit import NET, stored_packed
+from krnet.recorders.fit import NET, multiplications, stored_packed
 from krnet.recorders.grids import Grid
 from krnet.recorders.memory import block_numbers, map_numbers
 
@@ -203,12 +203,7 @@ class CompactNet(nn.Module):
 
     def forward(self, codes: Tensor, gate: Tensor | None = None) -> Tensor:
         """gate (B, 1, 1, 1): 0 for samples that are not refined; None: all are."""
-        if self.axes is None:
-            maps = (codes + self.mean).view(-1, *self.shape)
-        elif self.grid.num_blocks == 1:
-            maps = torch.addmm(self.mean, codes, self.axes).view(-1, *self.shape)
-        else:
-            maps = self.grid.to_maps(codes, self.axes) + self.mean.view(self.shape)
+        maps = self.unrefined(codes)
         if maps.is_cuda:
             maps = maps.contiguous(memory_format=torch.channels_last)
         output = maps
@@ -217,6 +212,14 @@ class CompactNet(nn.Module):
             correction = self.unit * self._turned(refined)
             output = maps + (correction if gate is None else gate * correction)
         return F.leaky_relu(output, NEGATIVE_SLOPE) if torch.is_grad_enabled() else output.clamp(0, 1)
+
+    def unrefined(self, codes: Tensor) -> Tensor:
+        """Codes (B, P k) -> maps (B, c, h, w), which Refine corrects."""
+        if self.axes is None:
+            return (codes + self.mean).view(-1, *self.shape)
+        if self.grid.num_blocks == 1:
+            return torch.addmm(self.mean, codes, self.axes).view(-1, *self.shape)
+        return self.grid.to_maps(codes, self.axes) + self.mean.view(self.shape)
 
     def _turned(self, maps: Tensor) -> Tensor:
         """Maps (B, tokens, 1, numbers) of a sequence -> (B, numbers, 1, tokens), and back; others as they are."""
@@ -258,6 +261,13 @@ def working_numbers(shape: Sequence[int], config: CompactConfig) -> int:
     area = grid.shape[0] if grid.is_sequence else num_values // (shape[0] if shape else 1)  # positions of the network
     maps = map_numbers(num_values, config.c1 * area, num_columns)
     return block_numbers(config.block_size, num_columns) + maps + grid.dct_numbers
+
+
+def network_multiplications(shape: Sequence[int], config: CompactConfig) -> int:
+    """Of the network that refines one sample."""
+    with torch.device("meta"):
+        net = CompactNet(tuple(shape), config)
+    return multiplications(net.refine, net.num_positions)
 
 
 def zero_map(shape: tuple[int, ...], low: Tensor, high: Tensor) -> Tensor:

@@ -1,10 +1,14 @@
-"""Replays of a compact KRNet, and projection: what the recording would make of feature maps that it does not hold.
+"""Replays of a compact KRNet, and the codes of feature maps that it was not fitted to.
 
     ids -> stored codes -> network -> features
-    features -> nearest point along the axes -> code, moved NUM_MOVES times -> rounded -> network -> features
+    features -> nearest point along the axes -> code, moved a few times -> rounded -> symbols, and whether to refine
+    symbols  -> network -> features
 
-Codes move down their own error, as in every fit (codes.py). Bits have no price here, since nothing is stored. Each map
-takes the best of its NUM_MOVES + 1 codes, so the result does not depend on the other maps of the batch.
+Codes move down their own error (moves.py), so the result does not depend on the other maps of the batch. Where they
+are stored, the price of their bits counts as well.
+
+A network that was fitted to few samples may spoil others: where it does, the map is left unrefined. The last symbol of
+a sample says which: 1 refined, 0 not.
 
 Without axes (components=0) codes move as well, although growth.py leaves those of appended samples as they are: the
 network was fitted to codes that had moved, and knows no others.
@@ -16,23 +20,22 @@ import copy
 import math
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from krnet.coding.entropy import FREQUENCY_BITS, MAX_SYMBOL, Tables
 from krnet.coding.matrix import MatrixReader
 from krnet.device import exact_math
 from krnet.features.samples import Samples
 from krnet.features.stats import denormalise, normalise
 from krnet.recorders.axes import least_squares
+from krnet.recorders.base import Coded
+from krnet.recorders.compact.moves import FEW_MOVES, MANY_MOVES, VALUES_MOVES, bit_prices, move_codes
 from krnet.recorders.compact.network import CompactConfig, CompactNet, GatedNet
 from krnet.recorders.fit import NetworkReplayer
 
-# Each move brings unseen maps nearer, and gains less than the one before.
-NUM_MOVES = 20
-# The first move is this share of a Newton step; later ones shrink to 0, as learning rates do in a fit. All codes of a
-# sample move at once, and without axes neighbours share an error: with the 0.5 of a fit they overshoot, and R2 after 10
-# moves is 0.57, not 0.68. Along axes both give the same, within 0.001.
-MOVE_LR = 0.3
+SPOILT_SHARE = 1 / 64  # expected share of maps that the network spoils: nearly free where it spoils none
 PART_BYTES = 16 << 20  # of the network's largest map: its maps are all kept for the gradient
 
 
@@ -52,6 +55,9 @@ class CompactReplayer(NetworkReplayer):
         num_values, num_refined = math.prod(samples.shape), config.refined
         max_map_values = max(num_values, config.num_columns(samples.shape), config.c1 * net.num_positions)
 
+        if device.type == "cpu":  # twice as fast there; on a GPU the network turns its maps itself
+            net.refine.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
         def gated_codes(ids: Tensor) -> Tensor:
             assert num_refined is not None, "all samples are refined: no gate"
             return torch.cat([reader.read(ids), (ids < num_refined).float()[:, None].to(device)], dim=1)
@@ -61,21 +67,36 @@ class CompactReplayer(NetworkReplayer):
         else:
             super().__init__(GatedNet(net), gated_codes, max_map_values, samples, low, high, device)
         self.compact_net, self.config, self.reader = net, config, reader
-        self.projected_at_once = max(1, PART_BYTES // (4 * max_map_values))
+        self.coded_at_once = max(1, PART_BYTES // (4 * max_map_values))
 
-    def project(self, features: Tensor) -> Tensor:
+    @cached_property
+    def tables(self) -> Tables:
+        """Those of the codes, and one for the last symbol."""
+        tables = self.reader.blocks.tables
+        spoilt = round(SPOILT_SHARE * 2**FREQUENCY_BITS)
+        return Tables(
+            np.append(tables.column.astype(np.int16), len(tables.sizes)),
+            np.append(tables.first, np.int16(0)),
+            np.append(tables.sizes, np.uint16(2)),
+            np.append(tables.weights, np.array([spoilt - 1, 2**FREQUENCY_BITS - spoilt - 1], np.uint16)),
+        )
+
+    def code(self, features: Tensor, *, moves: int | None = None, stored: bool = False) -> Coded:
         with exact_math(), torch.inference_mode(False), torch.no_grad():
-            return torch.cat([self._project(part.clone()) for part in features.split(self.projected_at_once)])
+            parts = [self._code(part.clone(), moves, stored) for part in features.split(self.coded_at_once)]
+            return Coded(*map(torch.cat, zip(*parts)))
 
-    def _project(self, features: Tensor) -> Tensor:
-        target = normalise(features.reshape(len(features), *(self.shape or (1,))), self.low, self.high)
-        target = target.reshape(-1, *self._net.shape)
-        codes = self._codes(target.flatten(1))
-        # A network that was fitted to few samples may spoil others: where it does, the map is left unrefined.
-        maps = self._net(self._dequantize(codes), codes.new_zeros(len(codes), 1, 1, 1))
-        if self.config.refined is None:
-            maps = self._refine(codes, target, maps)
-        return denormalise(maps.reshape(len(maps), *(self.shape or (1,))), self.low, self.high).reshape(features.shape)
+    def show(self, symbols: Tensor) -> Tensor:
+        with exact_math(), torch.inference_mode(False), torch.no_grad():
+            return torch.cat([self._show(part.clone()) for part in symbols.split(self.coded_at_once)])
+
+    def _show(self, symbols: Tensor) -> Tensor:
+        return self._features(self._net(self._numbers_of(symbols[:, :-1]), symbols[:, -1:, None, None].float()))
+
+    def _features(self, maps: Tensor) -> Tensor:
+        """Maps (n, c, h, w) in [0, 1] -> features in the original scale."""
+        maps = maps.reshape(len(maps), *(self.shape or (1,)))
+        return denormalise(maps, self.low, self.high).reshape(len(maps), *self.shape)
 
     @cached_property
     def _net(self) -> CompactNet:
@@ -95,27 +116,46 @@ class CompactReplayer(NetworkReplayer):
         grid = self._net.grid
         return grid.to_codes(grid.cut(x - self._net.mean) @ self._nearest)
 
-    def _dequantize(self, codes: Tensor) -> Tensor:
-        """The codes as a file would give them back."""
+    def _quantize(self, codes: Tensor) -> Tensor:
+        """Codes (n, P k) -> their symbols."""
         codes = self.config.apply_dead_zone(codes)
         if self.config.has_centroids:
-            return self.reader.dequantize(codes)
-        return (codes / self.config.step).round() * self.config.step
+            return self.reader.quantize(codes)
+        return (codes / self.config.step).round().int().clamp_(-MAX_SYMBOL, MAX_SYMBOL)
 
-    def _refine(self, codes: Tensor, target: Tensor, maps: Tensor) -> Tensor:
-        """Replace each of the maps by the network's, where that is nearer to its target; move the codes meanwhile."""
-        errors = (maps - target).square().sum((1, 2, 3))
-        for move in range(NUM_MOVES + 1):
-            quantized = self._dequantize(codes)
-            with torch.enable_grad():
-                output = self._net(quantized.requires_grad_())
-                loss = (output - target).square().sum()
-            found = output.detach().clamp(0, 1)
-            found_errors = (found - target).square().sum((1, 2, 3))
-            maps = torch.where((found_errors < errors)[:, None, None, None], found, maps)
-            errors = errors.minimum(found_errors)
-            # As in CodesFit.after_step: the gradient was taken at the quantised code, not at the code itself.
-            gradient = torch.autograd.grad(loss, quantized)[0] + 2 * (codes - quantized.detach())
-            lr = MOVE_LR * (1 - move / max(1, NUM_MOVES))
-            codes = codes - (0.5 * lr * gradient).clamp(-self.config.step, self.config.step)
-        return maps
+    def _numbers_of(self, symbols: Tensor) -> Tensor:
+        """Symbols (n, P k) -> the codes that a file would give back."""
+        return self.reader.numbers_of(symbols) if self.config.has_centroids else symbols * self.config.step
+
+    @cached_property
+    def _prices(self) -> Tensor:
+        return bit_prices(self.reader.blocks.tables, self.config.step).to(self.reader.device)
+
+    def _code(self, features: Tensor, moves: int | None, stored: bool) -> Coded:
+        """Symbols (n, P k + 1) of some features; codes move where all samples of the recording are refined."""
+        target = normalise(features.reshape(len(features), *(self.shape or (1,))), self.low, self.high)
+        target = target.reshape(-1, *self._net.shape)
+        codes = self._codes(target.flatten(1))
+        symbols = self._quantize(codes)
+        numbers = self._numbers_of(symbols).float()
+        maps, refined = self._net.unrefined(numbers).clamp(0, 1), torch.zeros_like(symbols[:, :1], dtype=torch.bool)
+        if self.config.refined is None:
+            # Without axes bits have no price, as in the fit (values_fit.py).
+            prices = self._prices if stored and self.config.components else torch.zeros_like(self._prices)
+            num_moves = self._num_moves(stored) if moves is None else moves
+            moved = self._quantize(move_codes(self._net, codes, target, num_moves, self.config.step, prices))
+            moved_numbers = self._numbers_of(moved).float()
+            moved_maps = self._net(moved_numbers)
+            costs = (
+                (found - target).square().sum((1, 2, 3)) + codes.abs() @ prices
+                for found, codes in ((moved_maps, moved_numbers), (maps, numbers))
+            )  # (n,) each: squared error, and the price of the bits
+            refined = torch.lt(*costs)[:, None]
+            symbols, maps = (
+                torch.where(refined, moved, symbols),
+                torch.where(refined[:, :, None, None], moved_maps, maps),
+            )
+        return Coded(torch.cat([symbols, refined.int()], dim=1), self._features(maps))
+
+    def _num_moves(self, stored: bool) -> int:
+        return (FEW_MOVES if stored else MANY_MOVES) if self.config.components else VALUES_MOVES

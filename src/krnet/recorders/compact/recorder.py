@@ -34,6 +34,7 @@ from krnet.recorders.compact.growth import grow
 from krnet.recorders.compact.network import (
     CompactConfig,
     check_grid,
+    network_multiplications,
     read_codes,
     read_config,
     read_network,
@@ -101,6 +102,9 @@ class CompactRecorder(Recorder):
 
     def working_numbers(self, shape: Sequence[int], settings: Mapping[str, Any]) -> int:
         return working_numbers(shape, from_dict(CompactConfig, settings))
+
+    def network_multiplications(self, shape: Sequence[int], settings: Mapping[str, Any]) -> int:
+        return network_multiplications(shape, from_dict(CompactConfig, settings))
 
     def replay(
         self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device

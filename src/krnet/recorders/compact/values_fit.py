@@ -101,8 +101,8 @@ class ValuesFit(CodesFit):
     def outputs(self, ids: Tensor, target: Tensor) -> Tensor:
         """Replays with codes and weights quantised as in the file; the gradient passes straight through."""
         weights = {f"refine.{n}": w for n, w in rounded(dict(self.net.refine.named_parameters()), self.plan).items()}
-        codes = self.batch_codes.detach()
-        return functional_call(self.net, weights, (self.batch_codes + (self.dequantize(codes) - codes),))
+        codes = self.own_codes.detach()
+        return functional_call(self.net, weights, (self.own_codes + (self.dequantize(codes) - codes),))
 
     def make_optimizers(self) -> list[torch.optim.Optimizer]:
         return super().make_optimizers() if self.config.c1 else []

@@ -37,6 +37,7 @@ from krnet.recorders.fit import (
     NET,
     NetworkFit,
     NetworkReplayer,
+    decoder_multiplications,
     decoder_numbers,
     run_fit,
     stored_packed,
@@ -182,6 +183,9 @@ class PaperRecorder(PresetRecorder):
 
     def working_numbers(self, shape: Sequence[int], settings: Mapping[str, Any]) -> int:
         return decoder_numbers(network_config(settings))
+
+    def network_multiplications(self, shape: Sequence[int], settings: Mapping[str, Any]) -> int:
+        return decoder_multiplications(network_config(settings))
 
     def storage_table(
         self, shape: tuple[int, ...], class_counts: list[int], preset: str | None, settings: Mapping[str, Any]

@@ -15,7 +15,7 @@ from typing import Any
 from krnet.config import from_dict
 from krnet.io import ledger
 from krnet.reproduce.effort import counting
-from krnet.reproduce.features import open_set
+from krnet.reproduce.features import open_any
 from krnet.reproduce.recordings import RecordingSettings
 from krnet.reproduce.works.base import Place, Work, register
 
@@ -48,7 +48,7 @@ class Record(Work):
     def perform(self, recipe: str, settings: Mapping[str, Any], seed: int, place: Place) -> Mapping[str, Any]:
         own = from_dict(RecordingSettings, settings)
         with counting(place.folder) as effort:
-            features = open_set(own.features, place)
+            features = open_any(own.features, place)
             bench = own.bench(features, seed, place)
             point, path = own.measure(bench, place.watch)
             metrics = {name: value for name, value in point.items() if name not in NOT_METRICS}
@@ -93,7 +93,9 @@ def is_rate_row(row: Mapping[str, Any], own: RecordingSettings) -> bool:
     num_values = RATE_SAMPLES * RATE_SHAPE[0] * RATE_SHAPE[1] * RATE_SHAPE[2]
     if round(8 * metrics["bytes"] / metrics["bits_per_value"]) != num_values:
         return False
-    if own.preset is not None or own.schedule not in (None, "fast") or own.stop_at_r2 is not None:
+    if own.schedule not in (None, "fast") or any(
+        found is not None for found in (own.bits_per_value, own.preset, own.stop_at_r2)
+    ):
         return False
     given = saved["given"]
     return (

@@ -1,0 +1,365 @@
+"""Encode samples with a model that is fitted already, into a folder of parts.
+
+    model, features -> encode -> OUT/: model.krn, part-*.krn, manifest.json
+
+Nothing is trained. A part is written when all of its samples are coded, so a call that is killed goes on behind the
+last part. Memory does not depend on the number of samples: features pass through it a few at a time, and the coded
+samples of one part.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from krnet.config import check_int, parse_size
+from krnet.device import dtype_name, pick_device
+from krnet.errors import FeatureError, InputError, KrnetWarning, LabelError, LengthsError, ResumeError
+from krnet.features.joined import join, members
+from krnet.features.sequences import check_lengths, stored_lengths
+from krnet.features.source import FeatureSource, check_labels, has_labels, open_features
+from krnet.features.stats import changed
+from krnet.io import archive
+from krnet.io.atomic import TEMPORARY_END, AnyPath, remove_leftovers
+from krnet.io.folders import list_folder
+from krnet.io.lock import working_in
+from krnet.io.output import copy
+from krnet.io.overlap import refuse_overlap
+from krnet.io.places import Place, is_url, place
+from krnet.io.writable import check_name, check_writable
+from krnet.parts.coding import PartCoder, digest_of
+from krnet.parts.folder import check_output, is_folder_of_parts, list_parts, write_manifest
+from krnet.parts.manifest import MANIFEST, MODEL, Manifest
+from krnet.parts.misfits import Misfits
+from krnet.parts.part import MAX_SAMPLES, NAME, Entry, Origin, open_part, part_name, write_part
+from krnet.parts.recording import PartsRecording
+from krnet.parts.sequences import place_lengths
+from krnet.parts.shares import collect, missing_parts, name_of
+from krnet.progress import Watch, announcing, closing_watch, counting
+from krnet.ranks import wait
+from krnet.recorders.base import get_recorder, recorder_names
+from krnet.recording import Recording
+
+PART_BYTES = 32 << 20  # about what a part takes, and what is lost of the work when a call is killed
+MAX_PART_SAMPLES = 1 << 16
+PART_END = ".krn"
+PART_STEP = 256  # parts hold a multiple of it: whole blocks of the entropy coder
+
+
+@closing_watch
+def encode(
+    model: AnyPath | Recording,
+    features: Any,
+    labels: Any = None,
+    *,
+    lengths: Any = None,
+    out: AnyPath,
+    part_samples: int | None = None,
+    moves: int | None = None,
+    resume: bool = False,
+    device: str | None = None,
+    key: str | None = None,
+    max_bytes: int | str | None = None,
+    watch: Watch | None = None,
+) -> Recording:
+    """Code samples with what another recording was fitted to, and write them to a folder that opens as one recording.
+
+    Nothing is trained, so this is far faster than `krnet.record`, and memory does not grow with the number of samples.
+    Recorders that can do this are krnet, pca, quantized, transform, pq, rotation, fp8 and raw. Samples that the model
+    does not fit raise a KrnetWarning that names them; they are coded all the same.
+
+    model         a recording (.krn), or a folder of krnet.encode; a path or a URL. The folder gets a copy
+    features      as for krnet.record; or a list of paths and URLs, whose samples follow each other
+    labels        one integer per sample. By default those that lie beside the features, as `krnet.extract` writes them
+    lengths       of sequences, see krnet.record; one may lie in several parts. By default the arrays `lengths` beside
+                  the features. They are kept in `sequences.krn`
+    out           folder to write, a path or a URL: `model.krn`, `part-*.krn` and, last, `manifest.json`
+    part_samples  samples in a part; by default as many as take about 32 MB, and at most 65,536
+    moves         for recorder krnet: how often a code is moved towards the least error; 0 is the fastest
+    resume        keep the parts that a stopped call has finished, once they are found to be of this model and these
+                  features; a finished folder is checked and returned
+    max_bytes     memory that the model may ask for, see krnet.open
+
+    >>> more = krnet.encode("features.krn", torch.rand(60, 4, 3, 3), out="more")
+    >>> len(more), more[59].shape, len(krnet.open("more"))
+    (60, torch.Size([4, 3, 3]), 60)
+    """
+    recording = encode_share(
+        model, features, labels, lengths=lengths, out=out, share=(0, 1), part_samples=part_samples, moves=moves,
+        resume=resume, device=device, key=key, max_bytes=max_bytes, watch=watch,
+    )  # fmt: skip
+    assert recording is not None, "the only process finds all parts"
+    return recording
+
+
+def encode_share(
+    model: AnyPath | Recording,
+    features: Any,
+    labels: Any = None,
+    *,
+    lengths: Any = None,
+    out: AnyPath,
+    share: tuple[int, int],
+    is_waiting: bool = False,
+    part_samples: int | None = None,
+    moves: int | None = None,
+    resume: bool = False,
+    device: str | None = None,
+    key: str | None = None,
+    max_bytes: int | str | None = None,
+    watch: Watch | None = None,
+) -> Recording | None:
+    """As `encode`, but only part k of n of the work, for share (k, n): each n-th part of the folder.
+
+    Processes with the other shares write to the same folder. The last one that finishes writes the manifest, and
+    returns the recording; others return None, or wait for it if `is_waiting`.
+    """
+    number, count = share
+    folder = place(out) if is_url(out) else check_name(out)
+    if isinstance(folder, Path):
+        refuse_overlap("encode", [folder], [model, *_given(features), labels, lengths])
+    check_output(folder)
+    recording = _open_model(model, device, max_bytes)
+    source, label_source = _open_samples(features, labels, key)
+    sequence_lengths = _open_lengths(lengths, features, source, key)
+    _check(recording, source)
+    origin = Origin(recording.fingerprint, recording.shape, dtype_name(source.dtype), label_source is not None)
+    with working_in(folder, together=count > 1) if isinstance(folder, Path) else nullcontext():
+        plan = list(part_ranges(len(source), part_samples or default_part_samples(recording)))
+        own = plan[number::count]
+        started = _started(folder, own if count > 1 else None)
+        if started and not resume:
+            raise ResumeError(
+                f"{folder}: holds {started[-1]} already. Go on with it: --resume (in Python, resume=True); or choose "
+                f"another folder"
+            )
+        _place_model(folder, recording)
+        sequences = place_lengths(folder, sequence_lengths)
+        _refuse_other_parts(folder, plan)
+        entries, class_names = list[Entry](), set[int]()
+        coder, done = PartCoder(recording, moves), 0
+        tell = counting(watch, "encoding", sum(stop - first for first, stop in own))
+        for first, stop in own:
+            part, part_labels = source.part(first, stop), _read(label_source, first, stop)
+            entry = _finished(folder, started, first, part, part_labels, origin, coder)
+            if entry is None:
+                coded = coder.code(part, first, lambda num, done=done: tell(done + num))  # type: ignore[misc]
+                _refuse_changed(source)
+                entry = Entry(first, stop - first, 0, "", coded.features, coded.measured)
+                entry = write_part(folder, origin, entry, part_labels, coded.tensors)
+            entries.append(entry)
+            class_names.update([] if part_labels is None else part_labels.unique().tolist())
+            done += stop - first
+            tell(done)
+        if count > 1:
+            if is_waiting:
+                wait(partial(missing_parts, folder, plan), folder, announcing(watch))
+            elif missing_parts(folder, plan)[0]:
+                return None
+            entries, class_names = collect(folder, plan, origin)
+        num_classes = len(class_names) if origin.has_labels else None
+        manifest = Manifest(origin, recording.nbytes, num_classes, tuple(entries), sequences)
+        write_manifest(folder, manifest)
+    warn_of_misfits(folder, manifest.measured.misfits, len(source), recording.r2)
+    return PartsRecording(folder, recording.device, max_bytes=recording.max_bytes)
+
+
+def part_ranges(num_samples: int, part_samples: int) -> Iterator[tuple[int, int]]:
+    """(first, stop) of each part. They depend on nothing else, so that every call cuts alike."""
+    check_int("part_samples", part_samples, 1, MAX_SAMPLES)
+    step = -(-part_samples // PART_STEP) * PART_STEP
+    for first in range(0, num_samples, step):
+        yield first, min(first + step, num_samples)
+
+
+def default_part_samples(model: Recording) -> int:
+    return max(1, min(MAX_PART_SAMPLES, PART_BYTES * len(model) // model.nbytes))
+
+
+def warn_of_misfits(folder: Place, misfits: Misfits, num_samples: int, model_r2: float) -> None:
+    if misfits.num_samples:
+        ids = ", ".join(map(str, misfits.first_ids)) + (", ..." if misfits.num_samples > len(misfits.first_ids) else "")
+        warnings.warn(
+            f"{folder}: the model does not fit {misfits.num_samples} of {num_samples} samples (IDs {ids}): their R2 is "
+            f"{misfits.moments.r2:.3f}, or they take far more bytes than others; that of the model's own samples is "
+            f"{model_r2:.3f}. Are they made by the same trunk, and scaled alike? If so, fit a model to such samples",
+            KrnetWarning,
+            stacklevel=3,
+        )
+
+
+# ------------------------------------------------------------------ what is given
+
+
+def _open_model(model: AnyPath | Recording, device: str | None, max_bytes: int | str | None) -> Recording:
+    if isinstance(model, PartsRecording):
+        model = model.model
+    if isinstance(model, Recording):
+        return model if device is None else model.to(device)
+    limit = None if max_bytes is None else parse_size(max_bytes, "max_bytes")
+    kept = archive.open_archive(place(model) / MODEL if is_folder_of_parts(model) else model, limit)
+    return Recording(kept, pick_device(device))
+
+
+def _open_samples(features: Any, labels: Any, key: str | None) -> tuple[FeatureSource, FeatureSource | None]:
+    """Features, and labels if there are any, each as one source."""
+    given = _given(features)
+    source = join([open_features(one, key=key) for one in given])
+    if labels is not None:
+        return source, _label_source(labels, len(source))
+    if key is not None or not any(map(has_labels, given)):
+        return source, None
+    if not all(map(has_labels, given)):
+        raise LabelError(
+            f"{source.name}: some of these files hold labels, and others hold none. Give all labels in one file "
+            f"(--labels; in Python, labels=), or leave them out with --key features (key='features')"
+        )
+    beside = join([open_features(one, key="labels") for one in given])
+    return source, _check_label_source(beside, len(source))
+
+
+def _given(features: Any) -> list[Any]:
+    """Each of several files, or what else is given."""
+    several = isinstance(features, list | tuple) and features and all(map(_is_path, features))
+    return list(features) if several else [features]
+
+
+def _open_lengths(lengths: Any, features: Any, source: FeatureSource, key: str | None) -> Tensor | None:
+    """Lengths of sequences if there are any; those of several files follow each other, as their samples do."""
+    if lengths is not None:
+        return check_lengths(lengths, len(source))
+    files = zip(_given(features), members(source), strict=True)
+    found = [stored_lengths(given, key, len(member)) for given, member in files]
+    whole = [part for part in found if part is not None]
+    if 0 < len(whole) < len(found):
+        raise LengthsError(
+            f"{source.name}: some of these files hold lengths of sequences, and others hold none. Give all lengths in "
+            f"one file (--lengths; in Python, lengths=), or leave them out with --key features (key='features')"
+        )
+    return torch.cat(whole) if whole else None
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str | os.PathLike)
+
+
+def _label_source(labels: Any, num_samples: int) -> FeatureSource:
+    """Labels of any kind; those in a .npy file are read part by part."""
+    if _is_path(labels) and place(labels).suffix.lower() == ".npy":
+        return _check_label_source(open_features(labels), num_samples)
+    return open_features(check_labels(labels, num_samples))
+
+
+def _check_label_source(found: FeatureSource, num_samples: int) -> FeatureSource:
+    if (len(found), found.shape) != (num_samples, ()) or found.dtype.is_floating_point:
+        raise LabelError(
+            f"{found.name}: labels of shape {(len(found), *found.shape)} and type {dtype_name(found.dtype)}; expected "
+            f"{num_samples} integers, one per sample. Do they belong to these features?"
+        )
+    return found
+
+
+def _read(labels: FeatureSource | None, first: int, stop: int) -> Tensor | None:
+    return None if labels is None else labels.read(torch.arange(first, stop)).long()
+
+
+def _check(model: Recording, source: FeatureSource) -> None:
+    """Refuse a model that cannot code unseen samples, and samples unlike its own."""
+    if not get_recorder(model.recorder).projects:
+        able = [name for name in recorder_names() if get_recorder(name).projects]
+        raise InputError(
+            f"{model.path}: written by recorder {model.recorder}, which cannot code samples that it was not fitted to; "
+            f"those that can are {', '.join(able)}. Fit a model with one of them"
+        )
+    if source.shape != model.shape:
+        raise FeatureError(
+            f"{source.name}: samples of {source.shape}; {model.path} holds samples of {model.shape}. Give such ones"
+        )
+    if len(source) > MAX_SAMPLES:
+        raise InputError(f"{source.name}: {len(source)} samples; a folder holds at most {MAX_SAMPLES}. Make several")
+
+
+def _refuse_changed(source: FeatureSource) -> None:
+    """Refuse features whose files have changed since they were opened."""
+    for member in members(source):
+        if member.file is not None:
+            difference = member.file.before.difference(member.file.state())
+            if difference is not None:
+                raise changed(member, difference)
+
+
+# ------------------------------------------------------------------ what is there already
+
+
+def _started(folder: Place, own: Sequence[tuple[int, int]] | None) -> list[str]:
+    """The files of an earlier call; of several processes at work, the parts that are this one's own."""
+    there = list_folder(folder)
+    if own is not None:
+        return [name for name in map(name_of, own) if name in there]
+    return [name for name in there if name in (MODEL, MANIFEST) or NAME.fullmatch(name)]
+
+
+def _place_model(folder: Place, model: Recording) -> None:
+    """Copy the model into the folder; refuse a folder of another model."""
+    path = folder / MODEL
+    if isinstance(path, Path):
+        remove_leftovers(path)
+    if MODEL not in list_folder(folder):
+        if isinstance(path, Path):
+            check_writable(path, num_bytes=model.nbytes)
+        copy(place(model.path), path)
+    found = archive.open_archive(path)
+    if found.checksum != model.fingerprint:
+        raise ResumeError(
+            f"{path}: is another model than {model.path}; expected the same. Give that one, or choose another folder"
+        )
+    found.verify()
+
+
+def _refuse_other_parts(folder: Place, plan: Sequence[tuple[int, int]]) -> None:
+    """Refuse parts of other ranges; remove what killed calls have left behind."""
+    names = set(map(name_of, plan))
+    for name in list_parts(folder):
+        if name not in names:
+            raise ResumeError(
+                f"{folder / name}: is not among the parts of these samples, which begin with {min(names)}. Give the "
+                f"same features, and --part-samples as before (in Python, part_samples=), or choose another folder"
+            )
+    if isinstance(folder, Path):
+        for name in list_folder(folder):
+            if name.endswith(TEMPORARY_END):
+                remove_leftovers(folder / f"{name[1:].partition(PART_END)[0]}{PART_END}")
+
+
+def _finished(
+    folder: Place,
+    there: Collection[str],
+    first: int,
+    source: FeatureSource,
+    labels: Tensor | None,
+    origin: Origin,
+    coder: PartCoder,
+) -> Entry | None:
+    """The part of these samples, if it is among those that are there; refused if it is damaged, or that of others."""
+    name = part_name(first, len(source))
+    if name not in there:
+        return None
+    part = open_part(folder, name)
+    part.kept.verify()
+    is_same = part.origin == origin and part.entry.features == digest_of(source, coder.coder.block_size)
+    if labels is not None and is_same:
+        is_same = part.labels is not None and torch.equal(part.labels, labels)
+    if not is_same:
+        raise ResumeError(
+            f"{folder / name}: holds other samples than these, or is of another model. Give the same model, features "
+            f"and labels as before, or choose another folder"
+        )
+    return part.entry

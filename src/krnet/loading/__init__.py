@@ -1,0 +1,1 @@
+"""Batches of a recording for training: their order, and what is made ahead of time."""
