@@ -12,7 +12,7 @@ from krnet.features.source import open_features
 from krnet.features.stats import scan
 from krnet.recorders.autoencoder.recorder import AutoencoderFit
 from krnet.recorders.base import Job
-from krnet.recorders.compact import axes_fit
+from krnet.recorders.compact import codes
 from krnet.recorders.compact.axes_fit import CompactFit, learn_axes
 from krnet.recorders.compact.codes import BATCH_VALUES, CodesFit, laplace_bits
 from krnet.recorders.compact.network import CompactConfig
@@ -109,7 +109,7 @@ def test_a_part_of_the_columns_stands_for_all_when_the_file_of_large_maps_is_mea
     features += 0.3 * torch.randn(features.shape, generator=torch.Generator().manual_seed(1))
     settings = {"components": 6, "c1": 0, "block": (6, 1, 1), "dct": dct, "most_bytes": 100_000}
     whole = trainee_of(features, **settings)
-    monkeypatch.setattr(axes_fit, "MEASURE_COLUMNS", 6 * 64)  # a quarter of them
+    monkeypatch.setattr(codes, "MEASURED_COLUMNS", 6 * 64)  # a quarter of them
     some = trainee_of(features, **settings)
     assert whole.measured_columns is None and len(some.measured_columns) == 6 * 64
     assert float(some.target_bits) == pytest.approx(float(whole.target_bits), rel=0.03)

@@ -171,7 +171,7 @@ def test_a_target_gives_the_smallest_file_that_reaches_it_tells_each_fit_and_lea
     told, learned, right = [], [], axes_fit.principal_axes
     monkeypatch.setattr(axes_fit, "principal_axes", lambda *given: learned.append(1) or right(*given))
     info = smallest(few_maps, tmp_path / "a.krn", watch=of_fits(lambda progress: told.append(progress.name))).info()
-    assert info["r2"] >= 0.9 and (info["fit"]["target_r2"], info["stopped_by"]) == (0.9, "iterations")
+    assert info["r2"] >= 0.9 and info["fit"]["target_r2"] == 0.9
     fits = list(dict.fromkeys(told))
     assert 1 <= len(fits) <= 5 and fits[0].startswith("fit 1: ")
     assert all(label.startswith(f"fit {n}: ") and " after R2 0." in label for n, label in enumerate(fits[1:], 2))
@@ -195,7 +195,7 @@ def test_a_search_that_was_stopped_leaves_nothing_and_starts_anew(few_maps, tmp_
 
 def test_a_fit_stops_at_an_r2_and_keeps_its_budget(few_maps, tmp_path):
     budget = 60_000
-    found = made(few_maps, tmp_path / "a.krn", budget=budget, stop_at_r2=0.5, iterations=200)
+    found = made(few_maps, tmp_path / "a.krn", budget=budget, stop_at_r2=0.5, iterations=200, c1=8)
     info = found.info()
     assert (info["stopped_by"], info["iterations"]) == ("target", 50)
     assert info["r2"] >= 0.5 and found.nbytes <= budget

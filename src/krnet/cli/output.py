@@ -291,10 +291,15 @@ def fit_text(info: Mapping[str, Any]) -> str:
 
 def outlook_text(info: Mapping[str, Any]) -> str:
     """What more time would buy, after a fit of open length."""
-    seconds, r2 = info["twice_as_long"]["seconds"], info["twice_as_long"]["r2"]
-    duration = f"{math.ceil(seconds)}s" if seconds < 100 else f"{math.ceil(seconds / 60)}m"
-    why = "ended, since more time would gain little" if info["stopped_by"] == "no_gain" else "took its time"
-    return f"the fit {why}: R2 is {info['r2']:.4f}, and about {r2:.4f} with --time-budget {duration}"
+    now, then = (_duration_text(seconds) for seconds in (info["fit_seconds"], info["twice_as_long"]["seconds"]))
+    text = f"R2 is {info['r2']:.4f} after {now}, and about {info['twice_as_long']['r2']:.4f} after {then}"
+    why = "the fit ended, since more time would gain little: " if info["stopped_by"] == "no_gain" else ""
+    return f"{why}{text}, with --time-budget {then}"
+
+
+def _duration_text(seconds: float) -> str:
+    """A time as --time-budget takes it."""
+    return f"{math.ceil(seconds)}s" if seconds < 100 else f"{round(seconds / 60)}m"
 
 
 def number_below(value: float, limit: float) -> str:

@@ -40,14 +40,14 @@ from krnet.recorders.base import Content, Job, Recorder, Replayer, Stored
 from krnet.recorders.memory import map_numbers
 from krnet.team import team
 from krnet.train.config import BATCH_SAMPLES, FitConfig
-from krnet.train.loop import Checkpoint, Outcome, train
+from krnet.train.loop import LOSS_CHECK_ITERATIONS, Checkpoint, Outcome, train
 from krnet.train.open_end import OpenEnd
 
 NET = "net."  # prefix of the network's tensors
 MIN_BATCH_SAMPLES = 4  # of the largest samples: the gradient of one or two alone says little
-WARM_UP_SHARE = 0.01  # share of a fit during which the learning rate rises
-HOLD_SHARES = {"fast": 0.3, "paper": 0.5}  # share of a fit after which the learning rate falls, by schedule
-OPEN_FIT_S = 300.0  # a fit of open length takes at most so many seconds
+WARM_UP_SHARE, HOLD_SHARE = 0.01, 0.3  # shares of a fit: the learning rate rises during the one, falls after the other
+OPEN_FIT_S = 300.0  # a fit of open length takes at most so many seconds; its first round shows all samples
+FIRST_ROUND_EPOCHS, FIRST_ROUND_ITERATIONS = 2, 100  # so many times, in at least so many iterations
 CPU_PART_BYTES = 16 << 20  # of the largest map in a batch on a CPU: more would not stay in its cache
 GRAPH_BATCH_SIZES = (1, 16, 256)  # small batches are padded to one of these, each of which has its CUDA graph
 TARGET_EVERY = 50  # iterations between two checks of stop_at_r2
@@ -56,16 +56,21 @@ HEAD_CHUNK_SAMPLES = 4096  # samples that the head takes at once, before the fit
 
 def learning_rate(schedule: str, progress: float) -> float:
     """The learning rate as a share of its peak, when the share `progress` (0 to 1) of the run is done."""
-    hold = HOLD_SHARES[schedule]
-    if schedule == "paper":  # constant, then linear down to a thousandth
-        return 1.0 if progress < hold else 1 - (progress - hold) / (1 - hold) * 0.999
+    if schedule == "paper":  # constant for one half, then linear down to a thousandth
+        return 1.0 if progress < 0.5 else 1 - (progress - 0.5) / 0.5 * 0.999
     warm_up = min(1.0, (progress + 1e-4) / WARM_UP_SHARE)
-    return warm_up * min(1.0, (1 - progress) / (1 - hold))
+    return warm_up * min(1.0, (1 - progress) / (1 - HOLD_SHARE))
 
 
 def is_open(fit: FitConfig, device: torch.device) -> bool:
     """Whether the settings leave open how long a fit is. On a GPU the schedule's number of iterations takes minutes."""
     return fit.iterations is None and fit.time_budget is None and device.type == "cpu"
+
+
+def first_round(feed: Feed) -> int:
+    """Iterations of the first round of a fit of open length."""
+    iterations = max(FIRST_ROUND_ITERATIONS, FIRST_ROUND_EPOCHS * feed.num_samples / feed.batch_size)
+    return LOSS_CHECK_ITERATIONS * math.ceil(iterations / LOSS_CHECK_ITERATIONS)
 
 
 def optimizers_for(net: nn.Module, fit: FitConfig, device: torch.device) -> list[torch.optim.Optimizer]:
@@ -141,7 +146,7 @@ class NetworkFit(ABC):
     batch_values: ClassVar[Mapping[str, int]] = {}
     """By type of device, the values of a batch at most, if the caller does not say how many samples it has."""
     ends_by_itself: ClassVar[bool] = False
-    """A fit of open length ends when it no longer pays, or after OPEN_FIT_S; else after its schedule's iterations."""
+    """On a CPU, a fit of open length ends when it no longer pays, or after OPEN_FIT_S."""
     least_warm_up: ClassVar[int] = 1
     """Iterations in which the learning rate of a fit by the clock rises, at least."""
 
@@ -322,7 +327,7 @@ def run_fit(recorder: Recorder, trainee: NetworkFit, settings: Mapping[str, Any]
         r2 = fidelity(trainee.decoder(recorder, content), job.source, stats).r2
         return bool(trainee.team.largest(r2 >= target)[0])
 
-    open_end = OpenEnd(HOLD_SHARES[job.fit.schedule]) if trainee.is_open else None
+    open_end = OpenEnd(first_round(trainee.feed), OPEN_FIT_S) if trainee.is_open else None
     checkpoint = None
     if job.checkpoint is not None:
         # Feed.run is part of it: features read from disk come in another order than those in memory.
@@ -338,8 +343,8 @@ def run_fit(recorder: Recorder, trainee: NetworkFit, settings: Mapping[str, Any]
     try:
         outcome = train(
             trainee,
-            max_iterations=job.fit.max_iterations,
-            time_budget_s=job.fit.time_budget if open_end is None else OPEN_FIT_S,
+            max_iterations=job.fit.max_iterations if open_end is None else None,
+            time_budget_s=job.fit.time_budget,
             checkpoint=checkpoint,
             resume=job.resume,
             open_end=open_end,
@@ -348,10 +353,8 @@ def run_fit(recorder: Recorder, trainee: NetworkFit, settings: Mapping[str, Any]
         )
     finally:
         trainee.feed.close()
-    if open_end is None:
-        return trainee.content(outcome)
-    reason = "time_limit" if outcome.reason == "time_budget" else outcome.reason
-    return replace(trainee.content(replace(outcome, reason=reason)), share_left=open_end.share_left)
+    content = trainee.content(outcome)
+    return content if open_end is None else replace(content, share_left=open_end.share_left)
 
 
 class NetworkReplayer(Replayer):

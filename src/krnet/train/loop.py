@@ -3,7 +3,7 @@
     trainee.step(iteration, progress) -> loss, repeated until the iterations, the time or a target is reached
         every few iterations: the mean loss is checked; NaN or infinity stops the run
         every few seconds:    a checkpoint is written, whole or not at all
-    a run of open length: ends where it no longer pays (open_end.py)
+    a run of open length: goes on in rounds while another pays (open_end.py)
 
 A killed run resumes from its last checkpoint and ends with the same tensors.
 """
@@ -55,7 +55,7 @@ class Outcome:
 
     iterations: int
     seconds: float
-    reason: str  # iterations, time_budget, no_gain or target
+    reason: str  # iterations, time_budget or target; with open_end no_gain or time_limit
 
 
 @dataclass
@@ -190,9 +190,9 @@ def train(
 ) -> Outcome:
     """Train until max_iterations or time_budget_s, or until `reached(iteration, mean of the last losses)` is true.
 
-    With open_end these are what the run takes at most: it ends earlier where it no longer pays.
+    With open_end, and neither of the two, it runs in rounds until another does not pay.
     """
-    assert max_iterations is not None or time_budget_s is not None, "nothing would ever stop this run"
+    assert max_iterations or time_budget_s or open_end, "nothing would ever stop this run"
     iteration, earlier_s = 0, 0.0
     losses: list[Tensor] = []
     if checkpoint and not resume:
@@ -200,15 +200,20 @@ def train(
     if checkpoint and resume:
         iteration, earlier_s, losses = checkpoint.restore(trainee, open_end)
     start_time = save_time = time.perf_counter()
-    reason = ""
+    reason = open_end.reason if open_end else ""
     with defer_interrupt() as interrupted:
         while not reason:
             (seconds,) = team().largest(time.perf_counter() - start_time + earlier_s)
-            last = min((end for end in (max_iterations, open_end and open_end.end) if end), default=None)
-            progress = max(iteration / last if last else 0.0, seconds / time_budget_s if time_budget_s else 0.0)
-            if progress >= 1:
-                reason = "time_budget" if iteration != last else "iterations" if last == max_iterations else "no_gain"
-            if losses and (reason or iteration % LOSS_CHECK_ITERATIONS == 0):
+            if open_end:
+                progress = open_end.progress(iteration, seconds)  # of the round
+            else:
+                progress = max(
+                    iteration / max_iterations if max_iterations else 0.0,
+                    seconds / time_budget_s if time_budget_s else 0.0,
+                )
+            if progress >= 1 and not open_end:
+                reason = "iterations" if iteration == max_iterations else "time_budget"
+            if losses and (progress >= 1 or iteration % LOSS_CHECK_ITERATIONS == 0):
                 loss = torch.stack([loss.cpu() for loss in losses]).mean().item()
                 losses = []
                 if not math.isfinite(loss):
@@ -219,10 +224,12 @@ def train(
                         f"rates (lr; for a recorder muon_lr, too): half is a good try. Or look for extreme values in "
                         f"the data"
                     )
-                if open_end and not reason:
-                    open_end.look(iteration, progress, *team().largest(loss))  # all end at the same iteration
+                if open_end:
+                    open_end.look(iteration, seconds, *team().largest(loss))  # all end at the same iteration
+                    reason, progress = open_end.reason, open_end.progress(iteration, seconds)
                 if watch:
-                    watch(Progress("fit", min(progress, 1.0), iteration, "iterations", seconds, {"loss": loss}))
+                    share = min(seconds / open_end.limit_s if open_end else progress, 1.0)
+                    watch(Progress("fit", share, iteration, "iterations", seconds, {"loss": loss}))
                 if reached and reached(iteration, loss):
                     reason = "target"
             if team().largest(interrupted())[0]:  # also after the last step, since the caller still has work to do

@@ -30,15 +30,23 @@ from krnet.coding.weights import StraightThrough, pack, rounded, rounding_plan
 from krnet.device import exact_math
 from krnet.recorders.axes import AXES, FINEST, MAX_EXACT_SIZE, Axes, block_axes, principal_axes
 from krnet.recorders.base import Content, Job
-from krnet.recorders.compact.codes import BUDGET_FILL, CodesFit, content_with_codes, fixed_bytes, laplace_bits
+from krnet.recorders.compact.codes import (
+    BUDGET_FILL,
+    MEASURED_ROWS,
+    CodesFit,
+    content_with_codes,
+    estimated_bytes,
+    fixed_bytes,
+    laplace_bits,
+    measured_columns,
+)
 from krnet.recorders.compact.network import AXES_CODING, MAX_STEP, CompactConfig, CompactNet
 from krnet.recorders.fit import NET
 from krnet.recorders.grids import Grid
 from krnet.recorders.maps import coordinates, once_for_features
 from krnet.train.loop import Outcome
 
-MEASURED_AT, MEASURE_EVERY = (10, 20, 40, 80, 160), 250  # iterations at which the file is measured,
-MEASURE_ROWS, MEASURE_COLUMNS = 1024, 4096  # with at most so many samples, and numbers in the code of each
+MEASURED_AT, MEASURE_EVERY = (10, 20, 40, 80, 160), 250  # iterations at which the file is measured
 AXES_LR_SHARE = 0.1  # learning rate of axes and mean, as a share of the network's
 
 
@@ -56,7 +64,8 @@ class CompactFit(CodesFit):
         self.config, self.start_axes = replace(config, step=step), axes
         self.step_size = torch.tensor(step, device=device)
         self.target_bits = None
-        self.measured_columns = self._measured_columns()  # of the first codes, so that a resumed fit has the same
+        # Of the first codes, so that a resumed fit has the same.
+        self.measured_columns = measured_columns(self.codes, k, self.grid)
         super().__init__(job, self._make_net)
 
     def _make_net(self) -> CompactNet:
@@ -78,31 +87,13 @@ class CompactFit(CodesFit):
         assert self.config.most_bytes is not None, "no budget"
         config = replace(self.config, step=float(self.step_size))
         free_bytes = max(self.config.most_bytes - fixed_bytes(self.job, config), 1)
-        rows = evenly_spaced(len(self.codes), MEASURE_ROWS).to(self.device)
-        axes_part, codes_part = self.matrices(axes, config, self.measured_columns)
-        # Columns that stand for all: the bytes of all are those of as many more samples, and one to name each's table.
-        num_columns, num_measured = self.codes.shape[1], codes_part[0].num_columns
-        more = num_columns / num_measured
-        num_planned = round(more * self.job.num_planned)
-        measured_bytes = measure(*axes_part).size_bytes + (num_columns - num_measured)
-        measured_bytes += measure(*codes_part, max_rows=MEASURE_ROWS, num_planned=num_planned).size_bytes
-        current_bits = more * self.mean_bits(rows, self.measured_columns) + self.axis_bits(axes)
+        rows, columns = evenly_spaced(len(self.codes), MEASURED_ROWS).to(self.device), self.measured_columns
+        axes_part, codes_part = self.matrices(axes, config)
+        measured_bytes = measure(*axes_part).size_bytes
+        measured_bytes += estimated_bytes(*codes_part, columns, self.job.num_planned)
+        more = 1 if columns is None else self.codes.shape[1] / len(columns)
+        current_bits = more * self.mean_bits(rows, columns) + self.axis_bits(axes)
         return current_bits * (BUDGET_FILL * free_bytes / measured_bytes)
-
-    def _measured_columns(self) -> Tensor | None:
-        """The numbers of a code that stand for all of them (n,); None: all are few enough.
-
-        Grouping columns into tables takes seconds where they are many. Without a DCT all blocks are alike: some of them
-        are taken whole. With one, frequencies differ: columns are taken evenly along their spread.
-        """
-        num_columns, k = self.codes.shape[1], self.config.components
-        if self.grid.num_blocks == 1 or num_columns <= MEASURE_COLUMNS:
-            return None
-        if self.grid.dct:
-            by_spread = self.codes.square().mean(0).argsort()
-            return by_spread[evenly_spaced(num_columns, MEASURE_COLUMNS).to(self.codes.device)]
-        blocks = evenly_spaced(self.grid.num_blocks, max(1, MEASURE_COLUMNS // k))
-        return (blocks[:, None] * k + torch.arange(k)).flatten().to(self.codes.device)
 
     def step(self, iteration: int, progress: float) -> Tensor:
         due = iteration in MEASURED_AT or (iteration and iteration % MEASURE_EVERY == 0)
@@ -116,19 +107,16 @@ class CompactFit(CodesFit):
         """Planned samples / samples now."""
         return self.job.num_planned / len(self.codes)
 
-    def matrices(
-        self, axes: Tensor, config: CompactConfig, columns: Tensor | None = None
-    ) -> tuple[tuple[Matrix, CodedConfig], ...]:
-        """Axes and codes, or some columns of these, as they are encoded: (matrix, how it is coded) for each."""
+    def matrices(self, axes: Tensor, config: CompactConfig) -> tuple[tuple[Matrix, CodedConfig], ...]:
+        """Axes and codes as they are encoded: (matrix, how it is coded) for each."""
         scaled_axes = (axes.detach() * self.scale).T  # (values of a block, k)
-        num_columns = self.codes.shape[1] if columns is None else len(columns)
-
-        def read(rows: Tensor) -> Tensor:
-            codes = self.codes[rows.to(self.device)]
-            return config.apply_dead_zone(codes if columns is None else codes[:, columns])
-
-        codes = Matrix(read, len(self.codes), num_columns)
-        return (Matrix.of(scaled_axes), AXES_CODING), (codes, config.coding)
+        return (
+            (Matrix.of(scaled_axes), AXES_CODING),
+            (
+                Matrix(lambda rows: config.apply_dead_zone(self.codes[rows.to(self.device)]), *self.codes.shape),
+                config.coding,
+            ),
+        )
 
     @property
     def scale(self) -> Tensor:

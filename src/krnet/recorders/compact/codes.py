@@ -15,12 +15,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from krnet.coding.matrix import CODED_TENSORS, CodedConfig, CodedMatrix, Matrix, encode, measure
+from krnet.coding.matrix import CODED_TENSORS, CodedConfig, CodedMatrix, Matrix, encode, evenly_spaced, measure
 from krnet.coding.search import largest_fitting
 from krnet.recorders.axes import AXES
 from krnet.recorders.base import Content, Job, overhead_bytes, tensor_bytes
 from krnet.recorders.compact.network import CODES, CompactConfig, CompactNet, stored_tensors
 from krnet.recorders.fit import NET, NetworkFit, batch_size, wanted_batch_size
+from krnet.recorders.grids import Grid
 from krnet.train.config import BATCH_SAMPLES
 from krnet.train.loop import Outcome
 
@@ -39,6 +40,7 @@ GROWING = {f"{CODES}stream", f"{CODES}lengths"}  # tensors of the codes that gro
 BATCH_VALUES = {"cpu": 1 << 20, "cuda": 1 << 26}
 # Of fits by the clock. Measured on 6,000 CIFAR-100 maps, 25 s: without it some seeds leave a quarter more of the error.
 WARM_UP_ITERATIONS = 20
+MEASURED_ROWS, MEASURED_COLUMNS = 1024, 4096  # of codes, when their size is estimated: at most so many
 NUM_ZONES, ZONE_RATIO = 200, 1.02  # dead zones that are tried: zone n is ZONE_RATIO ** n times as wide as the first
 
 
@@ -197,6 +199,33 @@ def content_with_codes(
             break
         zone += 1
     return Content(tensors | coded, widened(zone).to_settings(), outcome.iterations, outcome.seconds, outcome.reason)
+
+
+def measured_columns(codes: Tensor, components: int, grid: Grid) -> Tensor | None:
+    """The columns (n,) of codes that stand for all of them when their size is estimated; None: all are few enough.
+
+    Grouping columns into tables takes seconds where they are many. Without a DCT all blocks are alike: some of them are
+    taken whole. With one, frequencies differ: columns are taken evenly along their spread.
+    """
+    num_columns = codes.shape[1]
+    if grid.num_blocks == 1 or num_columns <= MEASURED_COLUMNS:
+        return None
+    if grid.dct:
+        by_spread = codes.square().mean(0).argsort()
+        return by_spread[evenly_spaced(num_columns, MEASURED_COLUMNS).to(codes.device)]
+    blocks = evenly_spaced(grid.num_blocks, max(1, MEASURED_COLUMNS // components))
+    return (blocks[:, None] * components + torch.arange(components)).flatten().to(codes.device)
+
+
+def estimated_bytes(matrix: Matrix, coding: CodedConfig, columns: Tensor | None, num_planned: int) -> float:
+    """Size of a coded matrix once it has num_planned rows, measured on MEASURED_ROWS of them and on these columns."""
+    if columns is None:
+        return measure(matrix, coding, max_rows=MEASURED_ROWS, num_planned=num_planned).size_bytes
+    # The bytes of all columns are those of as many more rows of some, and one for each to name its table.
+    part = Matrix(lambda rows: matrix.read(rows)[:, columns], matrix.num_rows, len(columns))
+    more_planned = round(matrix.num_columns / len(columns) * num_planned)
+    measured = measure(part, coding, max_rows=MEASURED_ROWS, num_planned=more_planned).size_bytes
+    return measured + (matrix.num_columns - len(columns))
 
 
 def network_bytes(shape: tuple[int, ...], config: CompactConfig) -> int:

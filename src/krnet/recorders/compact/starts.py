@@ -12,7 +12,7 @@ a table.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -32,17 +32,18 @@ from krnet.recorders.compact.codes import fixed_bytes
 from krnet.recorders.compact.network import MAX_STEP, CompactConfig, zero_map
 from krnet.recorders.compact.values_fit import MIN_STEP, values_minus_zero
 from krnet.recorders.grids import Grid
-from krnet.recorders.maps import coordinates, normalised_chunks, subset
+from krnet.recorders.maps import coordinates, normalised_chunks, once_for_features, subset
 
 SAMPLE_NUMBERS = 1 << 20  # numbers in the codes of the samples that sizes are estimated from,
 SAMPLE_ROWS = 16, 1024  # and the least and the largest number of these samples
-WIDEST_AXES = (0.5, 0.8, 1.2, 1.8, 2.7)  # axes are kept if their codes spread over this many steps: one of these
+WIDEST_AXES = (0.5, 0.8, 1.2, 1.8, 2.7)  # axes are kept if their codes spread over one of these numbers of steps
 SEAMS = 0.8  # share of the error of cut maps that is left when a network has mended the seams (notes/choices.md)
 WORSE = 1.01  # larger blocks are no longer tried once the error has grown by this factor
 DCT_POSITIONS = 4  # a DCT over blocks is tried for blocks of at most this many positions
 MAX_BLOCK_VALUES = {"cpu": 2048, "cuda": 4096}  # of a block smaller than the map: axes of more take too long
 FEW_SAMPLES = 2048  # so many samples, or fewer, have axes of whole maps quickly, whatever the size of the maps
 TOLERANCE = 0.01  # a step is found within 1 %
+CENTROIDS = 8  # symbols beyond it share a centroid
 MAX_CODE = 2**15 - 2  # symbols of an estimate beyond it count as it
 SPREADS_PER_OCTAVE, LEAST_SPREAD = 4, 0.05  # columns of a table differ by less than 2 ** (1 / 4) in spread
 FEW_NUMBERS = 8  # a table of fewer numbers a symbol is taken to cost what a Laplace variable of its size does
@@ -67,6 +68,7 @@ class Start:
     axes: Axes | None
     codes: Tensor  # (n, P, K) of n samples
     left_out: tuple[float, ...]  # for each number of axes 0 .. K: the variance of a sample along the others
+    dead_zone: float = 0.5  # numbers below so many steps become 0; above 0.5 all are read back at centroids
 
     @cached_property
     def spread(self) -> Tensor:
@@ -114,7 +116,7 @@ class Start:
         spread = self.column_spread[:, :components]
         group = ((spread / step).clamp(min=LEAST_SPREAD).log2() * SPREADS_PER_OCTAVE).floor().long()
         group -= group.min()
-        symbols = (codes / step).round().clamp(-MAX_CODE, MAX_CODE).long()
+        symbols = self._symbols(codes, step).clamp(-MAX_CODE, MAX_CODE).long()
         radius = int(symbols.abs().max())
         num_groups, width = int(group.max()) + 1, 2 * radius + 1
         counts = torch.bincount((symbols + (group * width + radius)).flatten(), minlength=num_groups * width)
@@ -137,17 +139,40 @@ class Start:
     def error(self, step: float, components: int) -> float:
         """Squared error of a sample: of quantised codes and axes, plus the variance along the axes left out."""
         codes = self.codes[:, :, :components]
-        error = float((codes - (codes / step).round() * step).double().square().sum((1, 2)).mean())
+        decoded = step * (self._symbols(codes, step) if self.dead_zone == 0.5 else self._centroids(codes, step))
+        error = float((codes - decoded).double().square().sum((1, 2)).mean())
         if self.axes is not None:
             error += components * self.grid.block_values * step**2 / 12 / self.job.num_planned
         return error + self.left_out[min(components, len(self.left_out) - 1)]
 
-    def finest(self, budget: float, config: CompactConfig, components: int | None = None) -> Point:
-        """The number of axes and the step with the least error whose file fits the budget."""
+    def _symbols(self, codes: Tensor, step: float) -> Tensor:
+        if self.dead_zone == 0.5:
+            return (codes / step).round()
+        return codes.sign() * (codes.abs() / step + (1 - self.dead_zone)).floor()
+
+    def _centroids(self, codes: Tensor, step: float) -> Tensor:
+        """What symbols are read back as, in steps: the mean of all codes with this symbol."""
+        scaled, symbols = codes / step, self._symbols(codes, step)
+        index = (symbols.clamp(-CENTROIDS, CENTROIDS) + CENTROIDS).long().flatten()
+        count = torch.bincount(index, minlength=2 * CENTROIDS + 1).clamp(min=1)
+        offset = torch.bincount(index, (scaled - symbols).flatten().double(), 2 * CENTROIDS + 1) / count
+        return symbols + offset.float()[index].view_as(symbols)
+
+    def finest(
+        self,
+        budget: float,
+        config: CompactConfig,
+        components: int | None = None,
+        widest_axes: Sequence[float] = WIDEST_AXES,
+    ) -> Point:
+        """The number of axes and the step with the least error whose file fits the budget.
+
+        Axes are kept if their codes spread over this many steps: one of widest_axes.
+        """
         largest = max(float(self.codes.abs().max()), MIN_STEP)
         finest, coarsest = max(largest / FINEST, MIN_STEP), min(4 * largest, MAX_STEP)
         best = Point(coarsest, components or 1, math.inf)
-        for widest in WIDEST_AXES if components is None and self.axes is not None else (0.0,):
+        for widest in widest_axes if components is None and self.axes is not None else (0.0,):
 
             def count(step: float, widest: float = widest) -> int:
                 return components or self.num_axes(step, widest)
@@ -184,12 +209,12 @@ def make_start(job: Job, grid: Grid) -> Start:
     return Start(job, grid, axes, codes.view(len(ids), grid.num_blocks, num_axes), tuple(left_out))
 
 
-def values_start(job: Job) -> Start:
+def values_start(job: Job, dead_zone: float = 0.5) -> Start:
     """The start without axes."""
     zero = zero_map(job.source.shape, job.stats.low, job.stats.high).to(job.device)
     codes = values_minus_zero(job, zero, sampled(job, len(zero)))  # (n, values)
     grid = Grid.of(job.source.shape)
-    return Start(job, grid, None, codes[:, None], (0.0,) * (len(zero) + 1))
+    return Start(job, grid, None, codes[:, None], (0.0,) * (len(zero) + 1), dead_zone)
 
 
 def sampled(job: Job, num_numbers: int) -> Tensor:
@@ -225,8 +250,16 @@ def best_start(job: Job, budget: int, config: CompactConfig) -> tuple[Start, Poi
         if start.grid.num_blocks > 1 and not start.grid.is_sequence and math.prod(start.grid.block[1:]) <= DCT_POSITIONS
     ]
     tried += [look(grid) for grid in with_dct]
+    grids_tried(job)[budget] = [(start.grid, point) for start, point, _ in tried]
     start, point, _ = min(tried, key=lambda found: found[2])
     return start, point
+
+
+def grids_tried(job: Job) -> dict[int, list[tuple[Grid, Point]]]:
+    """What `best_start` has found, by budget. Kept as long as the features are, so it must not hold them."""
+    learned: dict[Any, Any] = once_for_features(job, "compact", None, dict)
+    tried: dict[int, list[tuple[Grid, Point]]] = learned.setdefault("tried", {})
+    return tried
 
 
 def growing_grids(job: Job) -> Iterator[Grid]:
