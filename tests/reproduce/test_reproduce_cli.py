@@ -11,8 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from krnet.cli import app as cli
+from krnet.errors import SettingError
 from krnet.io import ledger
-from krnet.reproduce.recipe import recipe_names
+from krnet.reproduce import loop
+from krnet.reproduce.recipe import read_recipe, recipe_names
 from learning_tools import ctrl_c_at
 
 pytestmark = pytest.mark.usefixtures("few_digits")
@@ -122,3 +124,13 @@ def test_only_runs_the_series_that_it_names(tmp_path):
     result = run("storage-table", "--only", "KRNet, code")
     assert result.exit_code == 1 and "did you mean 'KRNet, codes'?" in result.stderr
     assert run("all", "--only", "KRNet").exit_code == 2
+
+
+def test_only_takes_parts_of_names():
+    recipe = loop.chosen_runs(read_recipe("zoo-cpu"), ["pca, 4", "krnet, zoo-small-lm-tokens"])
+    names = {run.name for run in recipe.runs}
+    assert {"pca, zoo-small-lm-tokens, 4", "krnet, zoo-small-lm-tokens, 0.25"} <= names
+    assert all(name.endswith(", 4") or name.startswith("krnet, zoo-small-lm-tokens, ") for name in names)
+    with pytest.raises(SettingError, match="did you mean 'krnet'"):
+        loop.chosen_runs(recipe, ["krnte"])
+

@@ -39,7 +39,9 @@ def reproduce(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="RUN", help="Run only this series of NAME; may be given several times.", show_default="all"
+            metavar="RUN",
+            help="Only the runs of NAME that have this name, or these parts of it; may be given several times.",
+            show_default="all",
         ),
     ] = None,
     quick: Annotated[

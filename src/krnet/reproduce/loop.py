@@ -85,7 +85,7 @@ def reproduce(
     """Run what is missing of a recipe; returns the errors of runs that failed, by name.
 
     seeds  instead of those of the recipe
-    only   names of runs: the others are left out
+    only   names of runs, or parts of names: the others are left out
     quick  tiny settings, in minutes on the digits; the ledger is then OUT/ledger.jsonl
     out    folder of all runs; by default runs/reproduce, or runs/reproduce-quick
     jobs   processes that work side by side, each at one run
@@ -107,11 +107,23 @@ def reproduce(
 
 
 def chosen_runs(recipe: Recipe, names: Sequence[str]) -> Recipe:
-    known = [run.name for run in recipe.runs]
+    """The recipe with the runs alone that have one of these names, or whose name has all the parts of one of them.
+
+    Of "pca, lm, 1" the parts are "pca", "lm" and "1".
+    """
+    chosen = set()
     for name in names:
-        if name not in known:
-            raise unknown_setting(name, known, f"run of recipe {recipe.name}:")
-    return replace(recipe, runs=tuple(run for run in recipe.runs if run.name in names))
+        found = {run.name for run in recipe.runs if run.name == name or _parts(name) <= _parts(run.name)}
+        if not found:
+            names_known = {run.name for run in recipe.runs}
+            parts_known = set().union(*map(_parts, names_known))
+            raise unknown_setting(name, names_known if ", " in name else parts_known, "run")
+        chosen |= found
+    return replace(recipe, runs=tuple(run for run in recipe.runs if run.name in chosen))
+
+
+def _parts(name: str) -> set[str]:
+    return set(name.split(", "))
 
 
 def out_folder(out: Path | None, quick: bool) -> Path:
