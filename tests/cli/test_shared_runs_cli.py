@@ -1,4 +1,4 @@
-"""`krnet learn` in the processes of torchrun: each learns some of the runs, and rank 0 prints what one process would."""
+"""`krnet learn` in the processes of torchrun: each learns some of the runs, and rank 0 prints those of all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from typer.testing import CliRunner
 from krnet.cli import app as cli
 from krnet.io import ledger
 
-QUICK = ["--data", "digits", "--sizes", "6,4", "--device", "cpu", "--epochs", "1", "--base", "paper", "--set", "batch_size=64", "--json", "-q"]
+QUICK = [
+    "--data", "digits", "--sizes", "6,4", "--device", "cpu", "--epochs", "1", "--base", "paper", "--set",
+    "batch_size=64", "--json", "-q",
+]  # fmt: skip
 
 
 def run(*words: object, rank: tuple[int, int] | None = None, code: int = 0, **more: object) -> tuple[str, str]:
@@ -67,7 +70,7 @@ def test_fewer_runs_than_processes_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_torchrun_starts_processes_that_share_a_base_task(tmp_path: Path) -> None:
-    words = [*["finetune", "ncm", "fetril", "--data", "digits", "--sizes", "6,4", "--epochs", "2"], "-o", tmp_path / "out"]
+    words = ["finetune", "ncm", "fetril", "--data", "digits", "--sizes", "6,4", "--epochs", "2", "-o", tmp_path / "out"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "krnet", "learn"]
     done = subprocess.run([*torchrun, *map(str, words)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
