@@ -21,7 +21,7 @@ ORDER = [
 SHARED = {
     "recorders": {
         "__init__", "additive", "axes", "base", "basis", "byte_blocks", "coded", "codes", "fit", "grids", "growth",
-        "maps", "memory", "presets",
+        "maps", "memory", "presets", "ranges",
     },
     "learners": {
         "__init__", "analytic", "base", "base_task", "compressed_exemplars", "exemplars", "frozen", "importance",
