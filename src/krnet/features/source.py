@@ -14,7 +14,6 @@ import mmap
 import os
 import shutil
 import tempfile
-import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -26,7 +25,7 @@ from numpy.lib.format import open_memmap
 from safetensors import SafetensorError, safe_open
 
 from krnet.config import require
-from krnet.device import dtype_name
+from krnet.device import dtype_name, share_memory
 from krnet.errors import FeatureError, InputError, LabelError
 from krnet.features.dtypes import DTYPES, SAFETENSORS_DTYPES
 from krnet.features.file_rows import FileRows, OpenFile, OpenFolder
@@ -197,10 +196,7 @@ def _from_array(array: np.ndarray, name: str, dtype: str | None = None) -> Featu
     mapped = _memory_map(array)
     shareable = array.dtype.isnative and all(s >= 0 and s % array.itemsize == 0 for s in array.strides)
     if mapped is None and shareable and dtype in DTYPES and dtype != "bfloat16":
-        with warnings.catch_warnings():
-            # Torch warns of read-only memory; nothing here writes to it.
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writ")
-            return _from_tensor(torch.from_numpy(np.asarray(array)), name)
+        return _from_tensor(share_memory(np.asarray(array)), name)
 
     rows = None if mapped is None else _file_rows(array, mapped)
     if rows is not None:
