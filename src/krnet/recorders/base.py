@@ -38,8 +38,8 @@ from krnet.errors import (
     TensorShapeError,
     UnknownRecorderError,
 )
+from krnet.features.feature_source import FeatureSource
 from krnet.features.samples import Samples
-from krnet.features.source import FeatureSource
 from krnet.features.stats import FeatureStats
 from krnet.io.archive import RowStore as RowStore
 from krnet.io.archive import TensorStore as TensorStore
