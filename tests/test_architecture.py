@@ -15,13 +15,14 @@ ROOT = Path(krnet.__file__).parent
 ORDER = [
     "errors", "config", "ranks", "team", "device", "progress", "io", "coding", "data", "nn", "features", "train",
     "recorders", "recording_file", "appending", "recording_data", "loading", "recording", "parts", "encoding", "export",
-    "api", "report", "learners", "run", "task_loop", "many_runs", "catalog", "bench", "reproduce", "cli",
+    "api", "report", "learners", "run_folder", "run", "work_files", "task_results", "task_loop", "many_runs", "catalog",
+    "bench", "reproduce", "cli",
 ]  # fmt: skip
 # Files of these packages that all plug-ins may use; every other file or folder there is a plug-in.
 SHARED = {
     "recorders": {
         "__init__", "additive", "axes", "base", "basis", "byte_blocks", "coded", "codes", "fit", "grids", "growth",
-        "maps", "memory", "presets",
+        "maps", "memory", "presets", "ranges",
     },
     "learners": {
         "__init__", "analytic", "base", "base_task", "compressed_exemplars", "exemplars", "frozen", "importance",

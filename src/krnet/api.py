@@ -20,10 +20,11 @@ from krnet.coding.search import smallest_file_reaching
 from krnet.config import check_choice, check_int, check_range, format_size, from_dict, parse_size
 from krnet.device import pick_device
 from krnet.errors import BudgetError, FeatureError, FidelityError, InputError
+from krnet.features.labels import check_labels, stored_labels
 from krnet.features.metrics import fidelity
 from krnet.features.samples import Samples
 from krnet.features.sequences import check_lengths, stored_lengths
-from krnet.features.source import check_labels, open_features, stored_labels
+from krnet.features.source import open_features
 from krnet.features.stats import check_unchanged, digest_of_parts, scan
 from krnet.io import archive
 from krnet.io.atomic import AnyPath

@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from krnet.config import from_dict, parse_size
 from krnet.device import dtype_name
 from krnet.errors import FeatureError, InputError, LabelError, SettingError
+from krnet.features.feature_source import ExtendedSource, FeatureSource
+from krnet.features.labels import check_labels
 from krnet.features.metrics import Moments, fidelity
 from krnet.features.samples import Samples
 from krnet.features.sequences import joined_lengths, refuse_lack
-from krnet.features.source import ExtendedSource, FeatureSource, check_labels
 from krnet.features.stats import chain_digests, scan
 from krnet.io import archive
 from krnet.progress import Watch

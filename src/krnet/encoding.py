@@ -23,9 +23,11 @@ from torch import Tensor
 from krnet.config import check_int, parse_size
 from krnet.device import dtype_name, pick_device
 from krnet.errors import FeatureError, InputError, KrnetWarning, LabelError, LengthsError, ResumeError
+from krnet.features.feature_source import FeatureSource
 from krnet.features.joined import join, members
+from krnet.features.labels import check_labels, has_labels
 from krnet.features.sequences import check_lengths, stored_lengths
-from krnet.features.source import FeatureSource, check_labels, has_labels, open_features
+from krnet.features.source import open_features
 from krnet.features.stats import changed
 from krnet.io import archive
 from krnet.io.atomic import TEMPORARY_END, AnyPath, remove_leftovers

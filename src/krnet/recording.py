@@ -27,9 +27,10 @@ from krnet.errors import (
     RecordingError,
 )
 from krnet.features.ids import resolve_ids
+from krnet.features.labels import stored_labels
 from krnet.features.samples import Samples
 from krnet.features.sequences import Sequences, check_lengths, no_sequences, stored_lengths
-from krnet.features.source import open_features, stored_labels
+from krnet.features.source import open_features
 from krnet.features.stats import normalise, not_finite
 from krnet.io import archive
 from krnet.io.atomic import AnyPath

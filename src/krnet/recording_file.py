@@ -31,9 +31,9 @@ from krnet.errors import (
     ProbeError,
     ResumeError,
 )
+from krnet.features.feature_source import FeatureSource
 from krnet.features.metrics import Fidelity, fidelity
 from krnet.features.samples import Samples
-from krnet.features.source import FeatureSource
 from krnet.features.stats import FeatureStats, changed, check_unchanged, metric_range, normalise, scan
 from krnet.io import archive
 from krnet.io.atomic import AnyPath

@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 
 from krnet.errors import FeatureError, InputError, LabelError
 from krnet.features import source as module
-from krnet.features.source import check_labels, open_features
+from krnet.features.labels import check_labels
+from krnet.features.source import open_features
 from krnet.features.stats import denormalise, normalise, scan
 
 h5py = pytest.importorskip("h5py")

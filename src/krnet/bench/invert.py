@@ -25,8 +25,9 @@ from krnet.bench.picture import FILE, check_picture, draw_rows
 from krnet.config import from_dict
 from krnet.device import exact_math, pick_device
 from krnet.errors import DataError, FeatureError, InputError
+from krnet.features.feature_source import FeatureSource
 from krnet.features.metrics import r_squared
-from krnet.features.source import FeatureSource, open_features
+from krnet.features.source import open_features
 from krnet.features.trunk import CHANNEL_COUNTS, TrunkRunner, at_work
 from krnet.io.atomic import AnyPath
 from krnet.progress import Watch, closing_watch

@@ -30,8 +30,10 @@ from krnet import api
 from krnet.config import format_size, parse_settings, parse_size, series_name, unknown_setting
 from krnet.device import pick_device, synchronize
 from krnet.errors import InputError, RecordingError, ResumeError, SettingError
+from krnet.features.feature_source import FeatureSource
+from krnet.features.labels import check_labels
 from krnet.features.metrics import fidelity
-from krnet.features.source import FeatureSource, check_labels, open_features
+from krnet.features.source import open_features
 from krnet.features.stats import FeatureStats, scan
 from krnet.io import archive, ledger
 from krnet.io.atomic import AnyPath, read_json, write_json

@@ -243,7 +243,8 @@ def _to_go_on(first_id: int | str) -> str:
 
 def _file(out: Path) -> dict[str, Any]:
     from krnet.features.feature_file import read_work
-    from krnet.features.source import has_labels, open_features
+    from krnet.features.labels import has_labels
+    from krnet.features.source import open_features
 
     written, work = open_features(out, key="features"), read_work(out)
     return {

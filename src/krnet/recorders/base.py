@@ -18,7 +18,8 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -32,15 +33,17 @@ from krnet.errors import (
     InputError,
     MissingPackageError,
     MissingTensorError,
+    NotARecordingError,
     SettingError,
     TensorShapeError,
     UnknownRecorderError,
 )
+from krnet.features.feature_source import FeatureSource
 from krnet.features.samples import Samples
-from krnet.features.source import FeatureSource
 from krnet.features.stats import FeatureStats
 from krnet.io.archive import RowStore as RowStore
 from krnet.io.archive import TensorStore as TensorStore
+from krnet.io.header import RESTORE
 from krnet.io.stored_rows import MadeRows, Rows, TensorRows
 from krnet.progress import Watch
 from krnet.train.config import FitConfig
@@ -458,6 +461,15 @@ def check_names(recorder: Recorder, given: Iterable[str]) -> None:
                 f"leave {name} out, or name the recorder (recorder={owners[0]!r}, --recorder {owners[0]})"
             )
         raise unknown_setting(name, known)
+
+
+@contextmanager
+def reading_settings(name: str) -> Iterator[None]:
+    """Say of settings in a file that they are refused, and whose they are; `name` is the recorder's."""
+    try:
+        yield
+    except (InputError, KeyError, TypeError) as error:
+        raise NotARecordingError(f"settings of recorder {name} refused: {error}. {RESTORE}") from error
 
 
 # ------------------------------------------------------------------ registry

@@ -21,7 +21,8 @@ from krnet.bench.rate import POINTS_FOLDER, Bench, ImageInputs, Series
 from krnet.config import check_choice, check_range, parse_size
 from krnet.device import pick_device
 from krnet.errors import SettingError
-from krnet.features.source import FeatureSource, open_features
+from krnet.features.feature_source import FeatureSource
+from krnet.features.source import open_features
 from krnet.features.stats import FeatureStats, scan
 from krnet.io.header import digest
 from krnet.io.lock import making

@@ -52,7 +52,6 @@ from krnet.recorders.base import (
     overhead_bytes,
     register,
 )
-from krnet.recorders.basis import stored_edges
 from krnet.recorders.images.codec import (
     ImagesConfig,
     ImageSource,
@@ -62,6 +61,7 @@ from krnet.recorders.images.codec import (
     open_images,
     read_shape,
 )
+from krnet.recorders.ranges import stored_range
 
 CHECK_SAMPLES = 64  # samples that check whether trunk, images and features belong together
 MIN_CHECK_R2 = 0.99  # of these samples: features made in 16 bits pass, features of another trunk do not
@@ -256,7 +256,7 @@ class ImagesRecorder(Recorder):
 
     def stored(self, shape: Sequence[int], num_samples: int, settings: Mapping[str, Any]) -> dict[str, Stored]:
         contents = {"lengths": Stored((num_samples,)), "stream": Stored(), "start": Stored()}
-        return {**stored_edges(shape), **contents}
+        return {**stored_range(shape), **contents}
 
     def working_numbers(self, shape: Sequence[int], settings: Mapping[str, Any]) -> int:
         shape = read_shape(settings)

@@ -24,15 +24,14 @@ from krnet.coding.search import largest_fitting
 from krnet.coding.weights import Rounding, pack, rounded, rounding_plan, step_for, unpack
 from krnet.config import from_dict
 from krnet.device import exact_math
-from krnet.errors import InputError, NotARecordingError, OversizedRecordingError, SettingError
+from krnet.errors import OversizedRecordingError, SettingError
 from krnet.features.samples import Samples
 from krnet.io.archive import TensorStore
 from krnet.nn.paper_config import NetworkConfig
 from krnet.nn.paper_net import KRNet
 from krnet.nn.sizing import map_shape, preset_config, sizes_for
 from krnet.recorders.axes import principal_axes
-from krnet.recorders.base import Content, Job, Stored, file_bytes, register
-from krnet.recorders.basis import stored_edges
+from krnet.recorders.base import Content, Job, Stored, file_bytes, reading_settings, register
 from krnet.recorders.fit import (
     NET,
     NetworkFit,
@@ -48,6 +47,7 @@ from krnet.recorders.paper.groups import GroupTable, num_groups
 from krnet.recorders.paper.plan import storage_table
 from krnet.recorders.paper.warm_start import carry_over, earlier_config
 from krnet.recorders.presets import PresetRecorder
+from krnet.recorders.ranges import read_range, stored_range
 from krnet.train.loop import Outcome
 
 BUDGET_WEIGHT_BITS = 4.0  # bits of a weight when a budget is given
@@ -179,7 +179,7 @@ class PaperRecorder(PresetRecorder):
         net = meta_network(config, len(settings["groups"]), num_samples)
         plan = rounding(net, config)
         weights = stored_packed(NET, net, plan) if plan else stored_weights(NET, net)
-        return {**stored_edges((config.channels,)), **weights}
+        return {**stored_range((config.channels,)), **weights}
 
     def working_numbers(self, shape: Sequence[int], settings: Mapping[str, Any]) -> int:
         return decoder_numbers(network_config(settings))
@@ -202,7 +202,7 @@ class PaperRecorder(PresetRecorder):
         self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device
     ) -> NetworkReplayer:
         """Check all sizes against the tensors in the file before allocating anything."""
-        try:
+        with reading_settings(self.name):
             config = network_config(settings)
             geometry = (config.channels, config.height, config.width), config.vector
             if geometry != (map_shape(samples.shape), len(samples.shape) <= 1):
@@ -210,15 +210,11 @@ class PaperRecorder(PresetRecorder):
             table = GroupTable.build(samples.num_samples, samples.labels, config.group_size)
             if settings["groups"] != table.counts():
                 raise SettingError("a group table that does not follow from the labels")
-        except (InputError, KeyError, TypeError) as error:
-            raise NotARecordingError(
-                f"settings of the network refused: {error}. Restore the file from a copy, or record again"
-            ) from error
         net = meta_network(config, table.num_groups, samples.num_samples)
         net.load_state_dict(read_weights(store, net, config), assign=True)
         if device.type == "cpu":  # where this layout makes depthwise convolutions faster
             net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        low, high = (store.tensor(name, shape=(config.channels,), dtype=torch.float32) for name in ("low", "high"))
+        low, high = read_range(store, (config.channels,))
         max_map_values = math.prod(net.decoder.start_shape)
         by_id = ByID(net, table)
         return NetworkReplayer(by_id, lambda ids: ids.to(device), max_map_values, samples, low, high, device)
