@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 import warnings
 import zipfile
@@ -243,7 +244,7 @@ def test_unflushed_changes_in_a_shared_map_survive_reading(tmp_path):
 def test_unpacked_npz_leaves_no_file_behind(tmp_path, monkeypatch):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    monkeypatch.setattr(module.tempfile, "tempdir", str(scratch))
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     source = open_features(_npz(tmp_path, np.savez_compressed))
     assert list(scratch.iterdir()) == []
     assert torch.equal(source.read(IDS), torch.from_numpy(VALUES)[IDS])
