@@ -14,9 +14,9 @@ ROOT = Path(krnet.__file__).parent
 # A package, or a file of the root, imports only what stands before it.
 ORDER = [
     "errors", "config", "ranks", "team", "device", "progress", "io", "coding", "data", "nn", "features", "train",
-    "recorders", "recording_file", "appending", "recording_data", "loading", "recording", "parts", "encoding", "export",
-    "api", "report", "learners", "run_folder", "run", "work_files", "task_results", "task_loop", "many_runs", "catalog",
-    "bench", "reproduce", "cli",
+    "recorders", "recording_file", "fitting", "appending", "recording_data", "loading", "recording", "parts",
+    "encoding", "export", "api", "report", "learners", "run_folder", "run", "work_files", "task_results",
+    "task_loop", "many_runs", "catalog", "bench", "reproduce", "cli",
 ]  # fmt: skip
 # Files of these packages that all plug-ins may use; every other file or folder there is a plug-in.
 SHARED = {
