@@ -21,8 +21,8 @@ ORDER = [
 # Files of these packages that all plug-ins may use; every other file or folder there is a plug-in.
 SHARED = {
     "recorders": {
-        "__init__", "additive", "axes", "base", "basis", "byte_blocks", "coded", "codes", "fit", "grids", "growth",
-        "maps", "memory", "presets", "ranges",
+        "__init__", "additive", "axes", "base", "basis", "byte_blocks", "checks", "coded", "codes", "fit", "grids",
+        "growth", "maps", "memory", "presets", "ranges", "sizes",
     },
     "learners": {
         "__init__", "analytic", "base", "base_task", "compressed_exemplars", "exemplars", "frozen", "importance",

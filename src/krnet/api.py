@@ -34,17 +34,8 @@ from krnet.io.writable import check_writable
 from krnet.parts.folder import is_folder_of_parts
 from krnet.parts.recording import PartsRecording
 from krnet.progress import Watch, closing_watch
-from krnet.recorders.base import (
-    FIT_NAMES,
-    FLOAT_BYTES,
-    Job,
-    Recorder,
-    check_inputs,
-    check_names,
-    check_package,
-    default_recorder,
-    get_recorder,
-)
+from krnet.recorders.base import FIT_NAMES, FLOAT_BYTES, Job, Recorder, default_recorder, get_recorder
+from krnet.recorders.checks import check_inputs, check_names, check_package
 from krnet.recording import PRECISIONS, Recording
 from krnet.recording_file import (
     channel_range,

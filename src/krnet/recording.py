@@ -20,7 +20,6 @@ from krnet.appending import Addition, grown_contents
 from krnet.config import check_choice
 from krnet.device import pick_device
 from krnet.errors import (
-    FeatureError,
     InputError,
     NotARecordingError,
     OversizedRecordingError,
@@ -42,7 +41,8 @@ from krnet.io.stored_rows import Rows
 from krnet.io.writable import check_writable
 from krnet.loading.loader import Loader
 from krnet.progress import Watch, closing_watch
-from krnet.recorders.base import PROBE_SAMPLES, Replayer, check_package, get_recorder, recorder_names, written_by
+from krnet.recorders.base import PROBE_SAMPLES, Replayer, written_by
+from krnet.recorders.checks import check_package, check_projects
 from krnet.recorders.memory import replay_bytes, sample_bytes
 from krnet.recording_data import RecordingDataset
 from krnet.recording_file import check_probe, destination
@@ -327,17 +327,9 @@ class Recording:
         >>> shown.shape, float((shown - unseen).abs().max()) < 0.1
         (torch.Size([8, 4, 3, 3]), True)
         """
-        if not self._recorder.projects:
-            able = [name for name in recorder_names() if get_recorder(name).projects]
-            raise InputError(
-                f"{self.path}: written by recorder {self.recorder}, which cannot code features that it was not fitted "
-                f"to; those that can are {', '.join(able)}. Record with one of them to project features"
-            )
+        check_projects(self._recorder, self.path, "Record with one of them to project features")
         source, step = open_features(features), self._chunk_samples
-        if source.shape != self.shape:
-            raise FeatureError(
-                f"{source.name}: samples of {source.shape}; {self.path} holds samples of {self.shape}. Give such ones"
-            )
+        source.check_shape(self.shape, self.path)
         replayer = self.load()
         result = torch.empty((len(source), *self.shape), device=self.device)
         for ids in torch.arange(len(source)).split(step):

@@ -31,7 +31,8 @@ from krnet.nn.paper_config import NetworkConfig
 from krnet.nn.paper_net import KRNet
 from krnet.nn.sizing import map_shape, preset_config, sizes_for
 from krnet.recorders.axes import principal_axes
-from krnet.recorders.base import Content, Job, Stored, file_bytes, reading_settings, register
+from krnet.recorders.base import Content, Job, Stored, register
+from krnet.recorders.checks import reading_settings
 from krnet.recorders.fit import (
     NET,
     NetworkFit,
@@ -48,6 +49,7 @@ from krnet.recorders.paper.plan import storage_table
 from krnet.recorders.paper.warm_start import carry_over, earlier_config
 from krnet.recorders.presets import PresetRecorder
 from krnet.recorders.ranges import read_range, stored_range
+from krnet.recorders.sizes import file_bytes
 from krnet.train.loop import Outcome
 
 BUDGET_WEIGHT_BITS = 4.0  # bits of a weight when a budget is given
