@@ -319,20 +319,23 @@ def learn_all(
     preset: str | None = None,
     shared: AnyPath | None = None,
     validation: int = 0,
+    only: Sequence[str] | None = None,
     finished: Callable[[Run], None] | None = None,
     **options: Any,
 ) -> list[Run]:
     """Learn with several methods, each in its own folder under `out`. Methods with the same base task train it once.
 
+    only      the methods that this process learns with, if others have the rest; None: all
     finished  called with each run as soon as it ends, and with those that `resume` finds finished
     """
     data = _hold_out(data, validation)
     settings_by_method = settings_of(methods, settings or {}, data, preset)
     folder = Path(out)
     asked = {name: options[name] for name in ("seed", "device", "resume") if name in options}
-    check_all(methods, data, split, out=folder, settings=settings_by_method, **asked)
+    own_methods = methods if only is None else only
+    check_all(own_methods, data, split, out=folder, settings=settings_by_method, **asked)
     runs = []
-    for m in methods:
+    for m in own_methods:
         own, shared_folder = settings_by_method[m], shared or folder / "shared"
         runs.append(learn(m, data, split, out=folder / m, settings=own, shared=shared_folder, **options))
         if finished:

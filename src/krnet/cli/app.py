@@ -43,7 +43,7 @@ from krnet.io.ledger import package_version
 from krnet.ranks import Rank, leave_reason, refuse_several, this_rank
 
 CTRL_C_CODE = 130  # with which a command ends that has been stopped
-IN_ONE_PROCESS = ("append", "learn", "demo", "bench", "reproduce")
+IN_ONE_PROCESS = ("append", "demo", "bench", "reproduce")
 STOP_CODES = (129, CTRL_C_CODE, 143)
 LAST = ("bench", "reproduce", "report")  # typer lists a group of commands, such as bench, behind all others
 

@@ -4,10 +4,13 @@ options -> data set, class order, task split -> krnet.task_loop -> DIR/run.json,
                                                 -> krnet.report    -> DIR/report.html
                                                                 -> with --ledger, a row of the results ledger per method
 with --seeds or --orders -> krnet.many_runs -> DIR/ORDER/seed-N/METHOD/run.json, a table of means
+several processes of torchrun -> each learns some of the runs; rank 0 waits for all, and prints the table
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +29,8 @@ from krnet.config import (
     parse_size,
     same_settings,
 )
+from krnet.errors import RankError
+from krnet.ranks import this_rank, wait
 
 
 def learn(
@@ -215,11 +220,12 @@ def learn(
 
     DIR is the folder of --out. It also holds DIR/report.html, a page with the curves and tables of its runs, and
     TensorBoard logs, in DIR/tensorboard. A run that was interrupted or killed continues with --resume. With --seeds or
-    --orders, a run is in DIR/ORDER/seed-N/METHOD.
+    --orders, a run is in DIR/ORDER/seed-N/METHOD. The processes of torchrun share the runs: methods x orders x seeds.
 
     \b
     Example:
       krnet learn kril finetune --data digits --base-classes 4 --tasks 3
+      torchrun --nproc-per-node 8 -m krnet learn kril fetril --data cifar100 --tasks 10 --seeds 0,1,2 -o runs/three
     """
     from krnet import data as data_sets
     from krnet import many_runs, task_loop
@@ -231,7 +237,8 @@ def learn(
     from krnet.learners import base
     from krnet.learners.scores import summarize
     from krnet.learners.settings import settings_of
-    from krnet.run import Run, append_row, has_row
+    from krnet.progress import announcing
+    from krnet.run import Run, append_row, has_row, load_run
 
     if sizes is not None and (tasks is not None or base_classes is not None):
         raise typer.BadParameter("give either --sizes, or --tasks and --base-classes")
@@ -270,7 +277,15 @@ def learn(
     sources = [*folders_of(data, data_dir), *([base_task] if base_task and Path(base_task).exists() else [])]
     if out is not None:
         refuse_overlap("learn", [out], sources)
-    with Display(quiet) as display:
+    rank = this_rank()
+    num_runs = len(chosen) * len(orders or [order]) * len(seeds or [seed])
+    if num_runs < rank.count:
+        raise RankError(
+            f"torchrun has started {rank.count} processes, which share the runs, and there are {num_runs}; expected at "
+            f"least one for each. Give more methods, --seeds or --orders, or start fewer processes"
+        )
+    resume, device = resume or rank.restarts > 0, rank.device(device)
+    with Display(quiet or not rank.is_first) as display:
         display.phase("reading the images")
         images = data_sets.load(
             data, data_dir, image_size=image_size, choose=None if subset is None else protocol.subset(subset),
@@ -292,7 +307,7 @@ def learn(
         common: dict[str, Any] = {"seed": seed, "device": device, "resume": resume, "watch": watch}
 
         def append_missing_row(run: Run) -> None:
-            if to_ledger and not has_row(run):  # a resumed product reads the runs that it has finished
+            if to_ledger and not has_row(run):  # a resumed command reads the runs that it has finished
                 append_row(run, recipe)
 
         ledger.commit()  # looked up now: the source may change before the run ends
@@ -301,23 +316,30 @@ def learn(
                 runs = many_runs.learn_many(
                     chosen, images, splits, seeds or [seed], out=folder, settings=given, preset=preset, shared=shared,
                     device=device, resume=resume, watch=display, finished=append_missing_row,
-                    log=lambda group: TensorBoardLog(group / "tensorboard"),
+                    log=lambda group: TensorBoardLog(group / "tensorboard"), share=rank.share,
                 )  # fmt: skip
             elif len(chosen) == 1:
                 (only,) = chosen
                 only_settings = settings_of(chosen, given, images, preset)[only]
                 run = task_loop.learn(only, images, split, out=folder, settings=only_settings, shared=shared, **common)
                 runs = [run]
+                if to_ledger:
+                    append_row(run, recipe)
             else:
                 runs = task_loop.learn_all(
-                    chosen, images, split, out=folder, settings=given, preset=preset, shared=shared, **common
-                )
+                    chosen, images, split, out=folder, settings=given, preset=preset, shared=shared,
+                    only=many_runs.own_share(chosen, rank.share), finished=append_missing_row, **common,
+                )  # fmt: skip
+            if rank.leads:
+                groups = [many_runs.run_folder(folder, s, n) for s in splits for n in seeds or [seed]]
+                folders = [group / method for group in (groups if is_product else [folder]) for method in chosen]
+                wait(partial(_missing_runs, folders), folder, announcing(display))
+                runs = [load_run(one, device=device) for one in folders]
         except KeyboardInterrupt:
             say(f"stopped; what was done is in {folder}. To go on, give the same command with --resume")
             raise typer.Exit(130) from None
-    if to_ledger and not is_product:
-        for run in runs:
-            append_row(run, recipe)
+    if not rank.is_first:
+        return  # rank 0 prints the result
     page = _leave_page(folder)
     summary = summarize(runs) if is_product else []
     if as_json:
@@ -329,6 +351,15 @@ def learn(
         show_runs(runs)
     if not quiet:
         say(f"written to {folder}" + (f"; for its curves, open {page}" if page else ""))
+
+
+def _missing_runs(folders: Sequence[Path]) -> tuple[str, object]:
+    """Which runs have not ended, in words, and when files last appeared in their folders."""
+    from krnet.run import RUN_FILE
+
+    missing = [folder for folder in folders if not (folder / RUN_FILE).exists()]
+    times = [folder.stat().st_mtime_ns for folder in missing if folder.exists()]
+    return ", ".join(map(str, missing)), times
 
 
 def _leave_page(folder: Path) -> Path | None:
