@@ -22,11 +22,12 @@ ORDER = [
 SHARED = {
     "recorders": {
         "__init__", "additive", "axes", "base", "basis", "byte_blocks", "checks", "coded", "codes", "fit", "grids",
-        "growth", "maps", "memory", "presets", "ranges", "sizes",
+        "growth", "maps", "memory", "network_replayer", "network_sizes", "presets", "ranges",
+        "sizes",
     },
     "learners": {
-        "__init__", "analytic", "base", "base_task", "compressed_exemplars", "exemplars", "frozen", "importance",
-        "rehearsal", "scores", "settings",
+        "__init__", "analytic", "base", "base_task", "compressed_exemplars", "config", "exemplars", "frozen",
+        "importance", "rehearsal", "scores", "settings",
     },
 }  # fmt: skip
 DOORS = {"__init__", "__main__", "protocol"}  # the public names, and python -m krnet: above everything

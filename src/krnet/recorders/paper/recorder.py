@@ -33,17 +33,10 @@ from krnet.nn.sizing import map_shape, preset_config, sizes_for
 from krnet.recorders.axes import principal_axes
 from krnet.recorders.base import Content, Job, Stored, register
 from krnet.recorders.checks import reading_settings
-from krnet.recorders.fit import (
-    NET,
-    NetworkFit,
-    NetworkReplayer,
-    decoder_multiplications,
-    decoder_numbers,
-    run_fit,
-    stored_packed,
-    stored_weights,
-)
+from krnet.recorders.fit import NetworkFit, run_fit
 from krnet.recorders.maps import coordinates
+from krnet.recorders.network_replayer import NetworkReplayer
+from krnet.recorders.network_sizes import NET, decoder_multiplications, decoder_numbers, stored_packed, stored_weights
 from krnet.recorders.paper.groups import GroupTable, num_groups
 from krnet.recorders.paper.plan import storage_table
 from krnet.recorders.paper.warm_start import carry_over, earlier_config
