@@ -101,8 +101,7 @@ class Recording:
 
     def _read_samples(self) -> Samples:
         kept = self._archive
-        read = lambda name: kept.tensor(name) if name in kept.names else None  # noqa: E731
-        return Samples.recall(kept.metadata, kept.nbytes, read, kept.path, kept.limit)
+        return Samples.recall(kept.metadata, kept.nbytes, kept.get, kept.path, kept.limit)
 
     def __getstate__(self) -> dict[str, Any]:
         # Workers read the tensors from the file: that is cheaper than to send them, and sends nothing on a GPU.

@@ -24,7 +24,6 @@ from krnet.errors import (
     BudgetError,
     ChangedFeaturesError,
     FeatureError,
-    InputError,
     MissingTensorError,
     NonFiniteLossError,
     NotARecordingError,
@@ -36,7 +35,7 @@ from krnet.features.metrics import Fidelity, fidelity
 from krnet.features.samples import Samples
 from krnet.features.stats import FeatureStats, changed, check_unchanged, metric_range, normalise, scan
 from krnet.io import archive
-from krnet.io.atomic import AnyPath
+from krnet.io.atomic import AnyPath, check_place
 from krnet.io.header import RESTORE
 from krnet.io.ledger import package_version
 from krnet.io.stored_rows import MadeRows
@@ -60,10 +59,7 @@ def destination(out: AnyPath | None) -> tuple[object, Path]:
     """
     if out is not None:
         path = check_name(out)
-        if not path.parent.is_dir():
-            raise InputError(f"{path}: no folder {path.parent}; create it or choose another place")
-        if path.is_dir():
-            raise InputError(f"{path}: is a folder; expected the name of a file to write")
+        check_place(path)
         return None, path
     keeper = TemporaryFolder()
     return keeper, keeper.path / "recording.krn"

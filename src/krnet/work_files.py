@@ -53,7 +53,7 @@ def _run_or_load_now(
     source = next((path for path in sources if path.exists()), None)
     if source is not None:
         saved = archive.open_archive(source)
-        work.take({name: saved.tensor(name) for name in saved.names})
+        work.take(saved.tensors())
         earlier_s = seconds = float(saved.metadata.get("seconds", 0.0))  # old files lack it
         commit = str(saved.metadata.get("commit", UNKNOWN_COMMIT))
     else:
