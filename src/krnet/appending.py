@@ -29,17 +29,9 @@ from krnet.features.sequences import joined_lengths, refuse_lack
 from krnet.features.stats import chain_digests, scan
 from krnet.io import archive
 from krnet.progress import Watch
-from krnet.recorders.base import (
-    FIT_NAMES,
-    Earlier,
-    Job,
-    Recorder,
-    check_inputs,
-    check_names,
-    get_recorder,
-    overhead_bytes,
-    recorder_names,
-)
+from krnet.recorders.base import FIT_NAMES, Earlier, Job, Recorder, get_recorder, recorder_names
+from krnet.recorders.checks import check_inputs, check_names
+from krnet.recorders.sizes import overhead_bytes
 from krnet.recording_file import (
     Decode,
     FileContents,

@@ -257,7 +257,7 @@ class Run(dict[str, Any]):
             context = base.Context(self._data.blank(device), split, device, self.get("seed", 0), self.folder)
             learner = base.get_learner(self["method"])(context, config)
             try:
-                learner.restore(len(self["tasks"]) - 1, {name: state.tensor(name) for name in state.names})
+                learner.restore(len(self["tasks"]) - 1, state.tensors())
             except (KeyError, RuntimeError, AssertionError) as error:
                 raise RunError(
                     f"{self.folder / STATE_FILE}: not the network that {RUN_FILE} beside it describes ({error})"

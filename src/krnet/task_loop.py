@@ -36,6 +36,7 @@ from krnet.io.overlap import refuse_overlap
 from krnet.io.temporary import TemporaryFolder
 from krnet.learners import base
 from krnet.learners.base_task import check_base
+from krnet.learners.config import plain_settings
 from krnet.learners.settings import settings_of
 from krnet.nn.heads import Classifier
 from krnet.progress import Progress, Watch, closing_watch
@@ -210,7 +211,7 @@ def _make_plan(
         "tasks": [len(classes) for classes in split.tasks],
         "seed": seed,
         "device": torch_device.type,
-        "settings": base.plain_settings(config),
+        "settings": plain_settings(config),
     }
     return RunPlan(learner_class, config, torch_device, fingerprint)
 

@@ -115,7 +115,7 @@ def restore_results(folder: Path, learner: base.Learner, fingerprint: dict[str, 
         results = Results(fingerprint, meta["correct"], meta["task_seconds"], meta["storage"], commits)
         results.check(learner.context.split.num_tasks)
         check_kept_files(folder, meta)
-        learner.restore(results.tasks_done - 1, {name: saved.tensor(name) for name in saved.names})
+        learner.restore(results.tasks_done - 1, saved.tensors())
     return results
 
 

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from krnet.errors import RecordingError
 from krnet.io import archive, ledger
 from krnet.io.atomic import make_folder
 from krnet.io.lock import making
@@ -52,11 +53,11 @@ def _run_or_load_now(
     source = next((path for path in sources if path.exists()), None)
     if source is not None:
         saved = archive.open_archive(source)
-        work.take({name: saved.tensor(name) for name in saved.names})
+        work.take(saved.tensors())
         earlier_s = seconds = float(saved.metadata.get("seconds", 0.0))  # old files lack it
         commit = str(saved.metadata.get("commit", UNKNOWN_COMMIT))
     else:
-        earlier_s = base.saved_time_s(work, saving.path) if saving.resume else 0.0
+        earlier_s = _saved_time_s(work, saving.path) if saving.resume else 0.0
         run_started = time.perf_counter()
         work.run(saving, watch)
         seconds, commit = time.perf_counter() - run_started + earlier_s, ledger.commit()
@@ -91,3 +92,17 @@ def watch_work(watch: Watch | None, name: str, epochs: int | None) -> Watch | No
         watch(replace(progress, name=full_name, values={**epoch, **progress.values}))
 
     return tell
+
+
+def _saved_time_s(work: base.Work, partial: Path) -> float:
+    """Seconds that interrupted work has taken, as its checkpoint or its finished recording says; 0 if there is none."""
+    recording: Path | None = getattr(work, "path", None)
+    paths = [partial] if recording is None else [recording, recording.with_name(f"{recording.name}.ckpt")]
+    for path in paths:
+        if path.exists():
+            try:
+                metadata = archive.open_archive(path).metadata
+            except RecordingError:
+                return 0.0  # the code that needs the file will report the error
+            return float(metadata.get("seconds") or metadata.get("times", {}).get("fit_seconds", 0.0))
+    return 0.0

@@ -24,8 +24,9 @@ from krnet.features.samples import Samples
 from krnet.features.source import open_features
 from krnet.features.stats import scan
 from krnet.io import archive
-from krnet.recorders.base import Content, Job, Recorder, get_recorder, overhead_bytes
+from krnet.recorders.base import Content, Job, Recorder, get_recorder
 from krnet.recorders.maps import LEARNED_CACHE
+from krnet.recorders.sizes import overhead_bytes
 from krnet.train.config import FitConfig
 from maps import relu_maps, signed_maps
 

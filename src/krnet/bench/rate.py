@@ -43,7 +43,7 @@ from krnet.nn.fingerprint import fingerprint
 from krnet.nn.loaded import HEAD_BATCH, LoadedHead, LoadedTrunk, read_head, read_trunk
 from krnet.progress import Watch, announcing
 from krnet.recorders import base
-from krnet.recorders.base import check_names, check_package
+from krnet.recorders.checks import check_names, check_package, missing_input
 from krnet.train.loop import remove_checkpoint
 
 BUDGETS = (3_000_000, 6_500_000, 12_000_000, 24_000_000)  # bytes; the help of `krnet bench rate` names them too
@@ -313,7 +313,7 @@ def _check_inputs(all_series: Sequence[Series], given: Mapping[str, Any], settin
     for name, value in given.items():
         users = [recorder for recorder in chosen if name in recorder.required]
         if value is None and users:
-            raise base.missing_input(users[0], name)
+            raise missing_input(users[0], name)
         if value is not None and not users:
             takers = [other for other in base.recorder_names() if name in base.get_recorder(other).required]
             raise InputError(

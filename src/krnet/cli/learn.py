@@ -17,8 +17,9 @@ from typing import Annotated, Any
 import typer
 
 from krnet.cli import output
-from krnet.cli.options import Device, Json, Quiet, Set, merge, option
+from krnet.cli.options import DataDir, Device, Json, ListSettings, Quiet, Set, merge, option
 from krnet.cli.output import say
+from krnet.cli.run_tables import show_runs, show_summary
 from krnet.config import (
     check_int,
     explain_settings,
@@ -208,14 +209,9 @@ def learn(
         ),
     ] = False,
     recipe: Annotated[str, typer.Option(help="Name of the experiment in the rows of --ledger.", hidden=True)] = "learn",
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder of the data sets.", show_default="$KRNET_DATA, or the user's cache"),
-    ] = None,
+    data_dir: DataDir = None,
     settings: Set = None,
-    list_all: Annotated[
-        bool, typer.Option("--list-settings", help="Print the settings that --set takes, and exit.")
-    ] = False,
+    list_all: ListSettings = False,
     device: Device = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -350,16 +346,16 @@ def learn(
         output.show_json({"runs": runs, "summary": summary} if summary else runs[0] if len(runs) == 1 else runs)
         return
     if summary:
-        output.show_summary(runs, summary)
+        show_summary(runs, summary)
     else:
-        output.show_runs(runs)
+        show_runs(runs)
     if not quiet:
         say(f"written to {folder}" + (f"; for its curves, open {page}" if page else ""))
 
 
 def _missing_runs(folders: Sequence[Path]) -> tuple[str, object]:
     """Which runs have not ended, in words, and when files last appeared in their folders."""
-    from krnet.run import RUN_FILE
+    from krnet.run_folder import RUN_FILE
 
     missing = [folder for folder in folders if not (folder / RUN_FILE).exists()]
     times = [folder.stat().st_mtime_ns for folder in missing if folder.exists()]

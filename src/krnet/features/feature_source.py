@@ -82,6 +82,13 @@ class FeatureSource:
             self._fill(out, ids)
         return out
 
+    def check_shape(self, shape: tuple[int, ...], holder: object) -> None:
+        """Refuse samples of another shape than those that `holder` has."""
+        if self.shape != shape:
+            raise FeatureError(
+                f"{self.name}: samples of {self.shape}; {holder} holds samples of {shape}. Give such ones"
+            )
+
     def part(self, first: int, end: int | None = None) -> FeatureSource:
         """source[first:end]: the samples from ID `first` to before `end`, renumbered from 0."""
         end = len(self) if end is None else end

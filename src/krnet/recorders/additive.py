@@ -32,12 +32,14 @@ from krnet.errors import NotARecordingError
 from krnet.features.samples import Samples
 from krnet.io.archive import TensorStore
 from krnet.io.header import RESTORE
-from krnet.recorders.base import Content, Job, Recorder, Stored, planned_overhead, reading_settings
+from krnet.recorders.base import Content, Job, Recorder, Stored
 from krnet.recorders.basis import Basis, CodedReplayer, planned_bytes, stored_matrix
+from krnet.recorders.checks import reading_settings
 from krnet.recorders.codes import CODES, check_codes, code_reader, encode_codes
 from krnet.recorders.maps import normalised_chunks, once_for_features
 from krnet.recorders.memory import block_numbers
 from krnet.recorders.ranges import read_range, stored_range
+from krnet.recorders.sizes import planned_overhead
 
 MAX_BOOKS, MAX_BITS = 128, 12
 TRAIN_POSITIONS, POSITIONS_PER_ENTRY = 1 << 16, 64  # that codebooks are trained on, at most: the larger number

@@ -21,8 +21,9 @@ from krnet.coding.matrix import CODED_TENSORS, Matrix, MatrixReader
 from krnet.device import exact_math
 from krnet.features.samples import Samples
 from krnet.features.stats import denormalise, normalise
-from krnet.recorders.base import Coded, Content, Job, Replayer, Stored, planned_overhead
+from krnet.recorders.base import Coded, Content, Job, Replayer, Stored
 from krnet.recorders.maps import normalised_chunks
+from krnet.recorders.sizes import planned_overhead
 
 PREFIX = "coded."  # of the tensors that hold the coded coefficients
 MAX_UNUSED_SHARE = 0.01  # a search for a budget ends once it leaves at most this share of the budget unused

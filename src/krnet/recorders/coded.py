@@ -34,7 +34,7 @@ from krnet.config import from_dict
 from krnet.device import exact_math
 from krnet.features.samples import Samples
 from krnet.io.archive import TensorStore
-from krnet.recorders.base import Content, Job, Recorder, Stored, planned_overhead, reading_settings
+from krnet.recorders.base import Content, Job, Recorder, Stored
 from krnet.recorders.basis import (
     MAX_UNUSED_SHARE,
     PREFIX,
@@ -44,10 +44,12 @@ from krnet.recorders.basis import (
     planned_bytes,
     stored_matrix,
 )
+from krnet.recorders.checks import reading_settings
 from krnet.recorders.growth import CodedGrowth
 from krnet.recorders.maps import once_for_features
 from krnet.recorders.memory import block_numbers
 from krnet.recorders.ranges import read_range, stored_range
+from krnet.recorders.sizes import planned_overhead
 
 SEARCH_ROWS = 1024  # samples from which a search estimates sizes
 

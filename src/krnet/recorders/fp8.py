@@ -20,7 +20,8 @@ from torch import Tensor
 from krnet.config import check_choice, from_dict
 from krnet.features.samples import Samples
 from krnet.io.stored_rows import MadeRows, Rows
-from krnet.recorders.base import Coded, Content, Job, Recorder, Replayer, RowStore, Stored, reading_settings, register
+from krnet.recorders.base import Coded, Content, Job, Recorder, Replayer, RowStore, Stored, register
+from krnet.recorders.checks import reading_settings
 from krnet.recorders.ranges import read_range, refuse_not_finite, stored_range
 
 FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}

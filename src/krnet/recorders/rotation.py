@@ -35,12 +35,14 @@ from krnet.config import check_int, from_dict
 from krnet.device import exact_math
 from krnet.features.samples import Samples
 from krnet.io.archive import TensorStore
-from krnet.recorders.base import Content, Job, Recorder, Stored, planned_overhead, reading_settings, register
+from krnet.recorders.base import Content, Job, Recorder, Stored, register
 from krnet.recorders.basis import Basis, CodedReplayer, matrix_of, planned_bytes, stored_matrix
+from krnet.recorders.checks import reading_settings
 from krnet.recorders.codes import CODES, check_codes, code_reader, encode_codes, measure_codes
 from krnet.recorders.maps import mean_map, once_for_features
 from krnet.recorders.memory import block_numbers
 from krnet.recorders.ranges import read_range, stored_range
+from krnet.recorders.sizes import planned_overhead
 
 MAX_LEVELS = 256
 SCALE_STEPS = 8  # scales for each factor of two

@@ -29,9 +29,11 @@ from krnet.features.samples import Samples
 from krnet.features.stats import denormalise, normalise
 from krnet.io.archive import TensorStore
 from krnet.io.header import RESTORE
-from krnet.recorders.base import Content, Job, Recorder, Stored, overhead_bytes, reading_settings, register
+from krnet.recorders.base import Content, Job, Recorder, Stored, register
 from krnet.recorders.byte_blocks import MAX_BLOCK, BlockReplayer, compress, estimated_bytes, stored_stream
+from krnet.recorders.checks import reading_settings
 from krnet.recorders.ranges import read_range, refuse_not_finite, stored_range
+from krnet.recorders.sizes import overhead_bytes
 
 MAX_DIMS = 4  # of an array of zfp
 SIDE = 4  # values of a block of zfp along each dimension

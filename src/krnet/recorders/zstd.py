@@ -23,7 +23,7 @@ from krnet.errors import NotARecordingError, SettingError
 from krnet.features.samples import Samples
 from krnet.io.archive import TensorStore
 from krnet.io.header import RESTORE
-from krnet.recorders.base import Content, Job, Recorder, Stored, overhead_bytes, reading_settings, register
+from krnet.recorders.base import Content, Job, Recorder, Stored, register
 from krnet.recorders.byte_blocks import (
     MAX_BLOCK,
     BlockReplayer,
@@ -31,7 +31,9 @@ from krnet.recorders.byte_blocks import (
     estimated_bytes,
     stored_stream,
 )
+from krnet.recorders.checks import reading_settings
 from krnet.recorders.ranges import read_range, refuse_not_finite, stored_range
+from krnet.recorders.sizes import overhead_bytes
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 COPIES = 6  # of a block while it is decoded: its bytes, in order, and as float32

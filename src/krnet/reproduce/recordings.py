@@ -30,7 +30,8 @@ from krnet.nn.fingerprint import fingerprint
 from krnet.nn.loaded import LoadedHead, LoadedTrunk
 from krnet.nn.paper_config import PRESETS
 from krnet.progress import Watch
-from krnet.recorders.base import Recorder, check_inputs, check_names, get_recorder
+from krnet.recorders.base import Recorder, get_recorder
+from krnet.recorders.checks import check_inputs, check_names
 from krnet.reproduce.curve import following, read_curve
 from krnet.reproduce.features import FeatureSet, shape_of
 from krnet.reproduce.zoo import ZooSet

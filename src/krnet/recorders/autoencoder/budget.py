@@ -23,7 +23,8 @@ from krnet.nn.paper_config import KERNEL, DecoderConfig
 from krnet.nn.paper_net import Decoder
 from krnet.nn.sizing import MAX_PARAMETERS, MAX_START_AREA, map_shape
 from krnet.recorders.autoencoder.network import CODE_NAMES, MAX_CODE_WIDTH, AutoencoderConfig, stored_tensors
-from krnet.recorders.base import Job, file_bytes, overhead_bytes
+from krnet.recorders.base import Job
+from krnet.recorders.sizes import file_bytes, overhead_bytes
 
 MIN_CODE_WIDTH = 4  # by default: of a single number the decoder's first norm keeps only the sign
 # (code_bits, weight_bits), the fewest first. Float codes as wide as a map would take as many bytes as the maps.

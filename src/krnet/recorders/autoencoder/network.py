@@ -25,7 +25,7 @@ from krnet.nn.paper_config import DecoderConfig
 from krnet.nn.paper_net import Affine, BasicBlock, Decoder, DeconvModule, FCModule, convolution, norm
 from krnet.recorders.base import Stored
 from krnet.recorders.basis import stored_matrix
-from krnet.recorders.fit import NET, stored_packed, stored_weights
+from krnet.recorders.network_sizes import NET, stored_packed, stored_weights
 from krnet.recorders.ranges import stored_range
 
 FLOAT_BITS = 32

@@ -40,10 +40,13 @@ from krnet.recorders.autoencoder.network import (
     stored_tensors,
     unpack,
 )
-from krnet.recorders.base import Content, Job, Stored, reading_settings, register
-from krnet.recorders.fit import NetworkFit, NetworkReplayer, decoder_multiplications, decoder_numbers, run_fit
+from krnet.recorders.base import Content, Job, Stored, register
+from krnet.recorders.checks import reading_settings
+from krnet.recorders.fit import NetworkFit, run_fit
 from krnet.recorders.maps import normalised
 from krnet.recorders.memory import block_numbers
+from krnet.recorders.network_replayer import NetworkReplayer
+from krnet.recorders.network_sizes import decoder_multiplications, decoder_numbers
 from krnet.recorders.presets import PresetRecorder
 from krnet.recorders.ranges import read_range
 from krnet.train.loop import Outcome

@@ -24,11 +24,12 @@ from krnet.config import check_choice, check_int, check_range, from_dict
 from krnet.errors import SettingError
 from krnet.io.archive import TensorStore
 from krnet.recorders.axes import AXES, decode_axes, load_axes
-from krnet.recorders.base import Stored, reading_settings
+from krnet.recorders.base import Stored
 from krnet.recorders.basis import stored_matrix
-from krnet.recorders.fit import NET, multiplications, stored_packed
+from krnet.recorders.checks import reading_settings
 from krnet.recorders.grids import Grid
 from krnet.recorders.memory import block_numbers, map_numbers
+from krnet.recorders.network_sizes import NET, multiplications, stored_packed
 from krnet.recorders.ranges import read_range, stored_range
 
 CODES = "codes."  # prefix of the tensors that hold the coded codes

@@ -41,17 +41,7 @@ from krnet.features.stats import normalise
 from krnet.io.archive import RowStore
 from krnet.io.stored_rows import RESIDENT_BYTES, block_header_bytes
 from krnet.nn.fingerprint import behaviour, fingerprint, is_behaviour, same_behaviour
-from krnet.recorders.base import (
-    PROBE_SAMPLES,
-    Content,
-    Earlier,
-    Job,
-    Recorder,
-    Replayer,
-    Stored,
-    overhead_bytes,
-    register,
-)
+from krnet.recorders.base import PROBE_SAMPLES, Content, Earlier, Job, Recorder, Replayer, Stored, register
 from krnet.recorders.images.codec import (
     ImagesConfig,
     ImageSource,
@@ -62,6 +52,7 @@ from krnet.recorders.images.codec import (
     read_shape,
 )
 from krnet.recorders.ranges import stored_range
+from krnet.recorders.sizes import overhead_bytes
 
 CHECK_SAMPLES = 64  # samples that check whether trunk, images and features belong together
 MIN_CHECK_R2 = 0.99  # of these samples: features made in 16 bits pass, features of another trunk do not

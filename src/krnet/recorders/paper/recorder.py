@@ -31,23 +31,18 @@ from krnet.nn.paper_config import NetworkConfig
 from krnet.nn.paper_net import KRNet
 from krnet.nn.sizing import map_shape, preset_config, sizes_for
 from krnet.recorders.axes import principal_axes
-from krnet.recorders.base import Content, Job, Stored, file_bytes, reading_settings, register
-from krnet.recorders.fit import (
-    NET,
-    NetworkFit,
-    NetworkReplayer,
-    decoder_multiplications,
-    decoder_numbers,
-    run_fit,
-    stored_packed,
-    stored_weights,
-)
+from krnet.recorders.base import Content, Job, Stored, register
+from krnet.recorders.checks import reading_settings
+from krnet.recorders.fit import NetworkFit, run_fit
 from krnet.recorders.maps import coordinates
+from krnet.recorders.network_replayer import NetworkReplayer
+from krnet.recorders.network_sizes import NET, decoder_multiplications, decoder_numbers, stored_packed, stored_weights
 from krnet.recorders.paper.groups import GroupTable, num_groups
 from krnet.recorders.paper.plan import storage_table
 from krnet.recorders.paper.warm_start import carry_over, earlier_config
 from krnet.recorders.presets import PresetRecorder
 from krnet.recorders.ranges import read_range, stored_range
+from krnet.recorders.sizes import file_bytes
 from krnet.train.loop import Outcome
 
 BUDGET_WEIGHT_BITS = 4.0  # bits of a weight when a budget is given

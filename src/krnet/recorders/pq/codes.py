@@ -20,11 +20,12 @@ from torch import Tensor
 from krnet.coding.entropy import MAX_TABLES, Tables
 from krnet.coding.kmeans import tally
 from krnet.coding.matrix import CHUNK_BYTES, MAX_BLOCK, CodedConfig, CodedMatrix, Matrix, encode, measure
-from krnet.recorders.base import Job, Stored, planned_overhead
+from krnet.recorders.base import Job, Stored
 from krnet.recorders.basis import stored_matrix
 from krnet.recorders.maps import normalised_chunks
 from krnet.recorders.pq.books import Codebooks, PQConfig, Trainer, cache_for
 from krnet.recorders.ranges import stored_range
+from krnet.recorders.sizes import planned_overhead
 
 CODES, ENTRIES = "codes.", "entries."  # prefixes of tensor names
 ENTRY_ERROR_SHARE = 0.005  # rounding the entries adds this share to the squared error

@@ -35,8 +35,9 @@ from krnet.errors import NotARecordingError, SettingError
 from krnet.features.samples import Samples
 from krnet.io.archive import TensorStore
 from krnet.io.header import RESTORE
-from krnet.recorders.base import Content, Job, Recorder, Stored, reading_settings, register
+from krnet.recorders.base import Content, Job, Recorder, Stored, register
 from krnet.recorders.basis import CodedReplayer
+from krnet.recorders.checks import reading_settings
 from krnet.recorders.memory import block_numbers
 from krnet.recorders.pq.books import Codebooks, PQConfig, part_widths, resolve_settings
 from krnet.recorders.pq.budget import likely_bytes, search_settings
