@@ -379,7 +379,7 @@ def _default_folder(methods: Sequence[str], data: str, split: TaskSplit, seed: i
 
 def _missing_runs(folders: Sequence[Path]) -> tuple[str, object]:
     """Which runs have not ended, in words, and when files last appeared in their folders."""
-    from krnet.run_folder import RUN_FILE
+    from krnet.io.run_file import RUN_FILE
 
     missing = [folder for folder in folders if not (folder / RUN_FILE).exists()]
     times = [folder.stat().st_mtime_ns for folder in missing if folder.exists()]
