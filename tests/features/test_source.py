@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from krnet.errors import FeatureError, InputError, LabelError
-from krnet.features import source as module
+from krnet.features import arrays
 from krnet.features.labels import check_labels
 from krnet.features.source import open_features
 from krnet.features.stats import denormalise, normalise, scan
@@ -31,7 +31,7 @@ VALUES[VALUES < 0] = 0  # like a ReLU
 
 def _python(script, *arguments):
     """Run a script in a fresh interpreter that finds the package under test."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(module.__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(arrays.__file__).parents[2])}
     command = [sys.executable, "-c", script, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
@@ -206,7 +206,7 @@ def test_samples_may_be_vectors_or_single_numbers(shape, store):
 
 @pytest.mark.parametrize("options", [{}, {"chunks": (1, *SHAPE)}, {"chunks": (NUM_SAMPLES, 1, 4, 5)}])
 def test_blocks_of_sliced_storage_stay_within_their_bound(options, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "BLOCK_BYTES", 4 * VALUES[0].nbytes)
+    monkeypatch.setattr(arrays, "BLOCK_BYTES", 4 * VALUES[0].nbytes)
     dataset = h5py.File(_h5(tmp_path, **options), "r")["group/features"]
     sizes = []
 
