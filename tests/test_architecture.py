@@ -15,7 +15,7 @@ ROOT = Path(krnet.__file__).parent
 ORDER = [
     "errors", "config", "ranks", "team", "device", "progress", "io", "coding", "data", "nn", "features", "train",
     "recorders", "recording_file", "fitting", "appending", "recording_data", "loading", "recording", "parts",
-    "encoding", "export", "api", "report", "learners", "run_folder", "run", "work_files", "task_results",
+    "encoding", "export", "api", "report", "learners", "run_files", "run", "work_files", "task_results",
     "task_loop", "many_runs", "catalog", "bench", "reproduce", "cli",
 ]  # fmt: skip
 # Files of these packages that all plug-ins may use; every other file or folder there is a plug-in.

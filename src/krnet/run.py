@@ -30,11 +30,12 @@ from krnet.device import exact_math, pick_device
 from krnet.errors import RecordingError, RunError
 from krnet.io import archive, ledger
 from krnet.io.atomic import AnyPath
+from krnet.io.run_file import RUN_FILE
 from krnet.io.temporary import TemporaryFolder
 from krnet.learners import base
 from krnet.nn import backbones
 from krnet.report import figures
-from krnet.run_folder import DATA_KEY, RUN_FILE, STATE_FILE, check_kept_files, read_results, reading
+from krnet.run_files import DATA_KEY, STATE_FILE, check_kept_files, read_results, reading
 from krnet.train.classifier import Images
 
 if TYPE_CHECKING:

@@ -33,6 +33,7 @@ from krnet.io import archive, ledger
 from krnet.io.atomic import AnyPath, write_json
 from krnet.io.lock import making, working_in
 from krnet.io.overlap import refuse_overlap
+from krnet.io.run_file import RUN_FILE
 from krnet.io.temporary import TemporaryFolder
 from krnet.learners import base
 from krnet.learners.base_task import check_base
@@ -41,10 +42,9 @@ from krnet.learners.settings import settings_of
 from krnet.nn.heads import Classifier
 from krnet.progress import Progress, Watch, closing_watch
 from krnet.run import Run, Setup
-from krnet.run_folder import (
+from krnet.run_files import (
     DATA_KEY,
     KEPT_KEY,
-    RUN_FILE,
     SETTINGS_FILE,
     STATE_FILE,
     check_results,

@@ -19,7 +19,7 @@ from krnet.io import archive, ledger
 from krnet.io.atomic import write_json
 from krnet.learners import base
 from krnet.learners.scores import scores, storage
-from krnet.run_folder import (
+from krnet.run_files import (
     COMMITS_KEY,
     SETTINGS_FILE,
     STATE_FILE,

@@ -196,6 +196,6 @@ def guesser(guess: Callable[[Tensor], Tensor], read: Read, device: torch.device)
     return lambda ids: guess(read(ids).to(device).float())
 
 
-def few_of(ids: Tensor, count: int = NUM_PICTURES) -> Tensor:
+def few_of(ids: Tensor) -> Tensor:
     """A few IDs, evenly spaced: of different classes where samples are sorted by class."""
-    return ids[torch.linspace(0, len(ids) - 1, min(count, len(ids))).round().long()]
+    return ids[torch.linspace(0, len(ids) - 1, min(NUM_PICTURES, len(ids))).round().long()]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,6 +31,9 @@ from krnet.config import (
 )
 from krnet.errors import RankError
 from krnet.ranks import this_rank, wait
+
+if TYPE_CHECKING:
+    from krnet.data.protocol import TaskSplit
 
 
 def learn(
@@ -234,7 +237,6 @@ def learn(
     from krnet.data.registry import folders_of
     from krnet.io import ledger
     from krnet.io.overlap import refuse_overlap
-    from krnet.learners import base
     from krnet.learners.scores import summarize
     from krnet.learners.settings import settings_of
     from krnet.progress import announcing
@@ -242,31 +244,15 @@ def learn(
 
     if sizes is not None and (tasks is not None or base_classes is not None):
         raise typer.BadParameter("give either --sizes, or --tasks and --base-classes")
-    for one, name in ((seed, "seed"), (order, "order")):
-        if one is not None and (seeds if name == "seed" else orders) is not None:
+    for name, one, several_of_it in (("seed", seed, seeds), ("order", order, orders)):
+        if one is not None and several_of_it is not None:
             raise typer.BadParameter(f"give either --{name} or --{name}s, which replaces it")
-    for name in orders or []:
-        if name.isdecimal():
-            raise typer.BadParameter("--orders takes names; give a list of class numbers with --order")
-        if name not in protocol.ORDERS:
-            raise protocol.unknown_order(name)
+    _check_orders(orders or [])
     is_product = seeds is not None or orders is not None
     seed = 0 if seed is None else seed
-    all_methods = base.learner_names()
-    if not methods and not list_all:
-        raise typer.BadParameter(
-            f"none given; expected some of {', '.join(all_methods)}, or all", param_hint="'METHOD...'"
-        )
-    names = methods or ["all"]
-    chosen = list(dict.fromkeys(name for word in names for name in (all_methods if word == "all" else [word])))
-    for method in chosen:
-        base.get_learner(method)  # refuses an unknown name
+    chosen = _choose_methods(methods or (["all"] if list_all else []))
     if list_all:
-        common_config = base.LearnerConfig
-        print(f"all methods\n{explain_settings(common_config)}")
-        for method in chosen:
-            config = base.get_learner(method).config_class
-            print(f"\n{method}\n{explain_settings(config, without=same_settings(config, common_config))}".rstrip())
+        _print_settings(chosen)
         return
     options: dict[str, Any] = {"recorder": recorder, "budget": budget, "fixed_layers": fixed_layers, "epochs": epochs}
     options |= {"aux": 0.0 if no_aux else None, "kr2": False if no_kr2 else None, "single": True if single else None}
@@ -299,9 +285,8 @@ def learn(
             for one in orders or [order or protocol.DEFAULT_ORDER]
         ]
         split = splits[0]
-        name = f"{'-'.join(chosen) if len(chosen) < 4 else 'several'}-{images.name}-{split.num_tasks - 1}"
-        name += "" if is_product else f"-{split.order_name}-{seed}"  # a seed may be added to a product
-        folder = out or Path("runs") / name.replace("/", "_")
+        # A seed may be added to a product: it is not part of the name.
+        folder = out or _default_folder(chosen, images.name, split, None if is_product else seed)
         refuse_overlap("learn", [folder], sources)
         watch = several(display, TensorBoardLog(folder / "tensorboard"))
         common: dict[str, Any] = {"seed": seed, "device": device, "resume": resume, "watch": watch}
@@ -353,9 +338,48 @@ def learn(
         say(f"written to {folder}" + (f"; for its curves, open {page}" if page else ""))
 
 
+def _check_orders(names: Sequence[str]) -> None:
+    from krnet.data import protocol
+
+    for name in names:
+        if name.isdecimal():
+            raise typer.BadParameter("--orders takes names; give a list of class numbers with --order")
+        if name not in protocol.ORDERS:
+            raise protocol.unknown_order(name)
+
+
+def _choose_methods(given: Sequence[str]) -> list[str]:
+    """Each method once, in the order given; an unknown one is refused."""
+    from krnet.learners.base import get_learner, learner_names
+
+    known = learner_names()
+    if not given:
+        raise typer.BadParameter(f"none given; expected some of {', '.join(known)}, or all", param_hint="'METHOD...'")
+    chosen = list(dict.fromkeys(name for word in given for name in (known if word == "all" else [word])))
+    for method in chosen:
+        get_learner(method)
+    return chosen
+
+
+def _print_settings(methods: Sequence[str]) -> None:
+    from krnet.learners.base import LearnerConfig, get_learner
+
+    print(f"all methods\n{explain_settings(LearnerConfig)}")
+    for method in methods:
+        config = get_learner(method).config_class
+        print(f"\n{method}\n{explain_settings(config, without=same_settings(config, LearnerConfig))}".rstrip())
+
+
+def _default_folder(methods: Sequence[str], data: str, split: TaskSplit, seed: int | None) -> Path:
+    """runs/METHODS-DATA-TASKS-ORDER-SEED; without a seed, for several of them or of orders, runs/METHODS-DATA-TASKS."""
+    name = f"{'-'.join(methods) if len(methods) < 4 else 'several'}-{data}-{split.num_tasks - 1}"
+    name += "" if seed is None else f"-{split.order_name}-{seed}"
+    return Path("runs") / name.replace("/", "_")
+
+
 def _missing_runs(folders: Sequence[Path]) -> tuple[str, object]:
     """Which runs have not ended, in words, and when files last appeared in their folders."""
-    from krnet.run_folder import RUN_FILE
+    from krnet.io.run_file import RUN_FILE
 
     missing = [folder for folder in folders if not (folder / RUN_FILE).exists()]
     times = [folder.stat().st_mtime_ns for folder in missing if folder.exists()]

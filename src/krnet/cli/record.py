@@ -5,6 +5,7 @@ FEATURES, options -> krnet.record -> OUT.krn; its size and its error on stdout
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -176,14 +177,8 @@ def record(
                 target_r2=target_r2, **given,
             )  # fmt: skip
     except KeyboardInterrupt:
-        if not rank.is_first:
-            pass  # rank 0 says it
-        elif _write_time_ns(checkpoint) not in (None, old_write_time):
-            say(f"stopped; checkpoint saved in {checkpoint}. To go on, give the same command with --resume")
-        elif resume and old_write_time is not None:
-            say(f"stopped before the fit went on; {checkpoint} is as it was. Give the same command again")
-        else:
-            say("stopped before there was anything to save")
+        if rank.is_first:
+            say(_stopped_text(checkpoint, old_write_time, resume))
         raise typer.Exit(130) from None
     if not rank.is_first:
         return
@@ -195,15 +190,29 @@ def record(
         say(outlook_text(info))
     target = stop_at_r2 if target_r2 is None else target_r2
     if target is not None and info["r2"] < target:
-        advice = (
-            f"Record again with more --iterations (these were {info['iterations']:,}), a longer --time-budget, or a "
-            f"larger --budget"
-            if target_r2 is None
-            else "No larger file was better: leave out settings that hold it back, fit longer where there is a network "
+        r2_text, advice = number_below(info["r2"], target), _advice(info, is_searched=target_r2 is not None)
+        say(f"warning: {out} was written, but its R2 of {r2_text} is below the target of {target}. {advice}")
+
+
+def _stopped_text(checkpoint: Path, old_write_time: int | None, resume: bool) -> str:
+    if _write_time_ns(checkpoint) not in (None, old_write_time):
+        return f"stopped; checkpoint saved in {checkpoint}. To go on, give the same command with --resume"
+    if resume and old_write_time is not None:
+        return f"stopped before the fit went on; {checkpoint} is as it was. Give the same command again"
+    return "stopped before there was anything to save"
+
+
+def _advice(info: Mapping[str, Any], is_searched: bool) -> str:
+    """What to do about a file below its target; `is_searched`: it is the best of those that a search has made."""
+    if is_searched:
+        return (
+            "No larger file was better: leave out settings that hold it back, fit longer where there is a network "
             "(--iterations, --time-budget), or take another recorder"
         )
-        r2_text = number_below(info["r2"], target)
-        say(f"warning: {out} was written, but its R2 of {r2_text} is below the target of {target}. {advice}")
+    return (
+        f"Record again with more --iterations (these were {info['iterations']:,}), a longer --time-budget, or a larger "
+        f"--budget"
+    )
 
 
 def _write_time_ns(path: Path) -> int | None:

@@ -24,12 +24,12 @@ from krnet.coding.search import largest_fitting
 from krnet.coding.weights import Rounding, pack, rounded, rounding_plan, step_for, unpack
 from krnet.config import from_dict
 from krnet.device import exact_math
-from krnet.errors import OversizedRecordingError, SettingError
+from krnet.errors import SettingError
 from krnet.features.samples import Samples
 from krnet.io.archive import TensorStore
 from krnet.nn.paper_config import NetworkConfig
 from krnet.nn.paper_net import KRNet
-from krnet.nn.sizing import map_shape, preset_config, sizes_for
+from krnet.nn.sizing import preset_config, sizes_for
 from krnet.recorders.axes import principal_axes
 from krnet.recorders.base import Content, Job, Stored, register
 from krnet.recorders.checks import reading_settings
@@ -40,7 +40,7 @@ from krnet.recorders.network_sizes import NET, decoder_multiplications, decoder_
 from krnet.recorders.paper.groups import GroupTable, num_groups
 from krnet.recorders.paper.plan import storage_table
 from krnet.recorders.paper.warm_start import carry_over, earlier_config
-from krnet.recorders.presets import PresetRecorder
+from krnet.recorders.presets import PresetRecorder, check_geometry, on_meta
 from krnet.recorders.ranges import read_range, stored_range
 from krnet.recorders.sizes import file_bytes
 from krnet.train.loop import Outcome
@@ -199,9 +199,7 @@ class PaperRecorder(PresetRecorder):
         """Check all sizes against the tensors in the file before allocating anything."""
         with reading_settings(self.name):
             config = network_config(settings)
-            geometry = (config.channels, config.height, config.width), config.vector
-            if geometry != (map_shape(samples.shape), len(samples.shape) <= 1):
-                raise SettingError(f"a network for other features than the file's {samples.shape}")
+            check_geometry(config, samples.shape)
             table = GroupTable.build(samples.num_samples, samples.labels, config.group_size)
             if settings["groups"] != table.counts():
                 raise SettingError("a group table that does not follow from the labels")
@@ -221,12 +219,7 @@ def network_config(settings: Mapping[str, Any]) -> NetworkConfig:
 
 
 def meta_network(config: NetworkConfig, num_groups: int, num_samples: int) -> KRNet:
-    """The network on the meta device: shapes without memory."""
-    try:
-        with torch.device("meta"):
-            return KRNet(config, num_groups, num_samples)
-    except (RuntimeError, TypeError) as error:  # sizes whose product overflows
-        raise OversizedRecordingError(f"a network of no possible size: {error}. Record again") from error
+    return on_meta(lambda: KRNet(config, num_groups, num_samples))
 
 
 def read_weights(store: TensorStore, net: KRNet, config: NetworkConfig) -> dict[str, Tensor]:

@@ -19,9 +19,10 @@ from krnet.errors import BusyFolderError, InputError, RecordingError, ResumeErro
 from krnet.io import archive
 from krnet.io.atomic import read_json
 from krnet.io.header import RESTORE, digest
+from krnet.io.run_file import RUN_FILE, read_run
 from krnet.learners import base
 
-STATE_FILE, RUN_FILE, SETTINGS_FILE = "state.krn", "run.json", "settings.json"
+STATE_FILE, SETTINGS_FILE = "state.krn", "settings.json"
 DATA_KEY = "data"
 """The name of the data set's DataSpec among the metadata of state.krn; files of earlier versions lack it."""
 KEPT_KEY = "kept_files"
@@ -39,13 +40,7 @@ def read_results(folder: Path) -> dict[str, Any]:
     path = folder / RUN_FILE
     if not path.exists():
         raise RunError(f"{folder}: {_explain_missing(folder)}")
-    try:
-        results = read_json(path)
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path}: cannot be read ({error}); expected what `krnet learn` writes") from error
-    missing = [name for name in NEEDED_KEYS if name not in results]
-    if missing:
-        raise RunError(f"{path}: lacks {', '.join(missing)}; expected what `krnet learn` writes")
+    results = read_run(path, NEEDED_KEYS)
     check_results(path, results)
     return results
 
