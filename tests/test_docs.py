@@ -23,7 +23,7 @@ PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n```text\n(.*?)^```$)?", r
 # `tools/fill_docs.py`, `src/krnet/io/`: paths in the repository, as pages write them.
 REPOSITORY_PATH = re.compile(r"`((?:src|tests|tools|docs|notes|benchmarks|results)/[\w./-]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-EXECUTED = {"quickstart", "incremental-learning", "extending"}
+EXECUTED = {"quickstart", "encoding", "sequences", "incremental-learning", "extending"}
 
 
 def page(name: str) -> str:
