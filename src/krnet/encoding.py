@@ -83,7 +83,7 @@ def encode(
                   the features. They are kept in `sequences.krn`
     out           folder to write, a path or a URL: `model.krn`, `part-*.krn` and, last, `manifest.json`
     part_samples  samples in a part; by default as many as take about 32 MB, and at most 65,536
-    moves         for recorder krnet: how often a code is moved towards the least error; 0 is the fastest
+    moves         for recorder krnet: gradient steps that improve each code; by default 2, or 20 without axes
     resume        keep the parts that a stopped call has finished, once they are found to be of this model and these
                   features; a finished folder is checked and returned
     max_bytes     memory that the model may ask for, see krnet.open
@@ -281,7 +281,8 @@ def _check(model: Recording, source: FeatureSource) -> None:
         )
     if source.shape != model.shape:
         raise FeatureError(
-            f"{source.name}: samples of {source.shape}; {model.path} holds samples of {model.shape}. Give such ones"
+            f"{source.name}: samples of {source.shape}; {model.path} codes samples of {model.shape}. Give features of "
+            f"the trunk that it was fitted to"
         )
     if len(source) > MAX_SAMPLES:
         raise InputError(f"{source.name}: {len(source)} samples; a folder holds at most {MAX_SAMPLES}. Make several")

@@ -121,7 +121,7 @@ def plan(
     """Writes nothing; prints on stdout what to expect of a recording before it is made.
 
     With FEATURES: the R2 that each recorder would reach in files of three sizes, the time that it would take on this
-    machine, and the recorder to take. It looks at a sample, and takes about a minute.
+    machine, and which recorder to take. All follow from a sample of FEATURES, in about a minute.
 
     With --shape: the size in bytes of the file that `krnet record` would write with the same options, and that of the
     features. For recorder paper, which --preset selects, it is printed beside the size of the paper's autoencoder.
