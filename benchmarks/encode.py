@@ -1,12 +1,15 @@
 """Measure krnet.encode at a quarter of a bit a value: against the trunk that makes the maps, and recorder transform.
 
     images -> trunk -> maps; the first of them -> record, with room for all -> a model
-    maps, model -> encode    maps -> record with transform, of the same bytes    images -> trunk
+    maps, model -> encode    maps -> record with transform    images -> trunk
 
-The three take turns on the same samples in one run, so that their ratios hold on a busy machine, too. A row goes to the
-ledger, with rates, bytes and R2. The maps are 10,000 of CIFAR-100, 64x8x8, from ResNet-32. Minutes on two cores.
+Transform gets as many bytes as the parts of encode take. The model's own bytes are stated beside them: they are the
+same for any number of samples. The three take turns on the same samples in one run, so that their ratios hold on a busy
+machine, too. A row goes to the ledger, with rates, bytes and R2. The maps are 10,000 of CIFAR-100, 64x8x8, from
+ResNet-32. Minutes on two cores.
 
     python benchmarks/encode.py --data-dir DIR
+    python benchmarks/encode.py --data-dir DIR --bits 0.3
     python benchmarks/encode.py --data-dir DIR --model krnet --moves 0
 """
 
@@ -27,7 +30,6 @@ import krnet
 from krnet.device import exact_math, pick_device, synchronize
 from krnet.io import ledger
 
-BITS = 0.25  # a value
 FIT_SAMPLES = 2500  # that the model is fitted to
 TRUNK_BATCH = 250
 
@@ -56,6 +58,7 @@ def main():
     parser.add_argument("--data-dir", help="folder of the data sets (KRNET_DATA)")
     parser.add_argument("--model", default="pca", help="recorder of the model (%(default)s)")
     parser.add_argument("--samples", type=int, default=10_000, help="maps that are encoded (%(default)s)")
+    parser.add_argument("--bits", type=float, default=0.25, help="a value, that the model is planned for (%(default)s)")
     parser.add_argument("--moves", type=int, help="of recorder krnet, see krnet.encode (its default)")
     parser.add_argument("--iterations", type=int, default=300, help="of the fit of a network (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="passes of each (%(default)s)")
@@ -67,7 +70,7 @@ def main():
     trunk = load_trunk(device)
     maps = run_trunk(trunk, images, device, keep=True)
     values = math.prod(maps.shape[1:])
-    budget = math.ceil(BITS / 8 * len(maps) * values)
+    budget = math.ceil(args.bits / 8 * len(maps) * values)
     fit = {"iterations": args.iterations} if args.model in ("krnet",) else {}
     with tempfile.TemporaryDirectory() as folder:
         fit_s, _, model = timed(
@@ -84,10 +87,12 @@ def main():
             count += 1
             return krnet.encode(model, maps, out=Path(folder) / f"out{count}", device=str(device), **moves)
 
+        written = encode().info()  # all that it writes is known before the turns begin
+        parts_bytes = written["bytes"] - written["model_bytes"]
         runs = {
             "trunk": lambda: run_trunk(trunk, images, device),
             "encode": encode,
-            "transform": lambda: krnet.record(maps, recorder="transform", budget=budget, device=str(device)),
+            "transform": lambda: krnet.record(maps, recorder="transform", budget=parts_bytes, device=str(device)),
         }
         found = {name: [] for name in runs}
         for number in range(args.rounds):
@@ -96,6 +101,7 @@ def main():
                 print(f"{name}: {len(maps) / found[name][-1][0]:,.0f} samples/s", flush=True)
     seconds = {name: statistics.median(each[0] for each in times) for name, times in found.items()}
     encoded, transformed = found["encode"][-1][2], found["transform"][-1][2]
+    sizes = {"encode": parts_bytes, "encode_and_model": encoded.nbytes, "transform": transformed.nbytes}
     metrics = {
         "samples": len(maps),
         "shape": list(maps.shape[1:]),
@@ -103,17 +109,16 @@ def main():
         "encode_per_trunk": seconds["trunk"] / seconds["encode"],
         "encode_per_transform": seconds["transform"] / seconds["encode"],
         "fit_seconds": fit_s,
-        "bytes": {"encode": encoded.nbytes, "transform": transformed.nbytes},
-        "bits_per_value": {name: 8 * made.nbytes / (len(maps) * values) for name, made in
-                           (("encode", encoded), ("transform", transformed))},
+        "bytes": sizes,
+        "bits_per_value": {name: 8 * size / (len(maps) * values) for name, size in sizes.items()},
         "r2": {"model": model.r2, "encode": encoded.r2, "transform": transformed.r2},
         "peak_bytes": {name: max(each[1] for each in times) for name, times in found.items()},
         "threads": torch.get_num_threads(),
         "load": os.getloadavg()[0],
     }  # fmt: skip
     settings = {
-        "model": args.model, "bits": BITS, "fit_samples": FIT_SAMPLES, "samples": args.samples, "moves": args.moves,
-        "iterations": args.iterations if fit else None, "trunk": "resnet32, cut after block 11",
+        "model": args.model, "bits": args.bits, "fit_samples": FIT_SAMPLES, "samples": args.samples,
+        "moves": args.moves, "iterations": args.iterations if fit else None, "trunk": "resnet32, cut after block 11",
     }  # fmt: skip
     ledger.append("encode", settings=settings, metrics=metrics, seconds=time.perf_counter() - started, seed=0)
     print(json.dumps(metrics))

@@ -22,10 +22,12 @@ from torch import Tensor
 
 from krnet.config import check_int, parse_size
 from krnet.device import dtype_name, pick_device
-from krnet.errors import FeatureError, InputError, KrnetWarning, LabelError, LengthsError, ResumeError
+from krnet.errors import InputError, KrnetWarning, LabelError, LengthsError, ResumeError
+from krnet.features.feature_source import FeatureSource
 from krnet.features.joined import join, members
+from krnet.features.labels import check_labels, has_labels
 from krnet.features.sequences import check_lengths, stored_lengths
-from krnet.features.source import FeatureSource, check_labels, has_labels, open_features
+from krnet.features.source import open_features
 from krnet.features.stats import changed
 from krnet.io import archive
 from krnet.io.atomic import TEMPORARY_END, AnyPath, remove_leftovers
@@ -45,7 +47,8 @@ from krnet.parts.sequences import place_lengths
 from krnet.parts.shares import collect, missing_parts, name_of
 from krnet.progress import Watch, announcing, closing_watch, counting
 from krnet.ranks import wait
-from krnet.recorders.base import get_recorder, recorder_names
+from krnet.recorders.base import get_recorder
+from krnet.recorders.checks import check_projects
 from krnet.recording import Recording
 
 PART_BYTES = 32 << 20  # about what a part takes, and what is lost of the work when a call is killed
@@ -273,17 +276,8 @@ def _read(labels: FeatureSource | None, first: int, stop: int) -> Tensor | None:
 
 def _check(model: Recording, source: FeatureSource) -> None:
     """Refuse a model that cannot code unseen samples, and samples unlike its own."""
-    if not get_recorder(model.recorder).projects:
-        able = [name for name in recorder_names() if get_recorder(name).projects]
-        raise InputError(
-            f"{model.path}: written by recorder {model.recorder}, which cannot code samples that it was not fitted to; "
-            f"those that can are {', '.join(able)}. Fit a model with one of them"
-        )
-    if source.shape != model.shape:
-        raise FeatureError(
-            f"{source.name}: samples of {source.shape}; {model.path} codes samples of {model.shape}. Give features of "
-            f"the trunk that it was fitted to"
-        )
+    check_projects(get_recorder(model.recorder), model.path, "Fit a model with one of them")
+    source.check_shape(model.shape, model.path)
     if len(source) > MAX_SAMPLES:
         raise InputError(f"{source.name}: {len(source)} samples; a folder holds at most {MAX_SAMPLES}. Make several")
 

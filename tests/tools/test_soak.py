@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import krnet
 from krnet.errors import ChecksumError
 from krnet.io import ledger
 from krnet.recorders.base import recorder_names
@@ -59,9 +60,10 @@ def test_every_recorder_is_attacked():
     assert made == set(forgery.LARGEST) <= set(hungry.MAKERS)
 
 
-@pytest.mark.parametrize("name", ["one", "all", "labels", "info"])
+@pytest.mark.parametrize("name", ["one", "all", "labels", "lengths", "info"])
 def test_a_wrong_value_of_a_damaged_file_is_a_failure(sample, name):
     wrong = {"one": sample.answers["one"] + 1e-6, "all": sample.answers["all"].flip(0), "labels": None, "info": {}}
+    wrong["lengths"] = [40]
     answers = {**sample.answers, "verify": ChecksumError("damaged")}
     assert damage.judge(answers, sample.answers) == ""
     assert f"wrong value of {name}" in damage.judge(answers | {name: wrong[name]}, sample.answers)
@@ -155,6 +157,49 @@ def test_a_forged_file_has_valid_checksums(tmp_path, sample, way, monkeypatch):
         assert forgery.forge(sample, [sample, other], path, random.Random(seed)) == way
         names += [type(answer).__name__ for answer in corpus.ask(path).values()]
     assert way == "headers" or "ChecksumError" not in names
+
+
+@pytest.fixture(scope="module")
+def members(tmp_path_factory) -> list[corpus.Sample]:
+    """The files of a folder of parts with sequences."""
+    folder = tmp_path_factory.mktemp("parts") / corpus.IN_PARTS
+    features, labels = corpus_maps()
+    krnet.encode(GOLDEN / "pca.krn", features, labels, lengths=[5, 0, 30, 5], out=folder)
+    return corpus.load(sorted(folder.glob("*.krn")))
+
+
+def corpus_maps() -> tuple[torch.Tensor, torch.Tensor]:
+    shape = krnet.open(GOLDEN / "pca.krn").shape
+    return torch.rand(40, *shape, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
+
+
+@pytest.mark.filterwarnings("ignore::krnet.errors.KrnetWarning")
+def test_damage_of_any_file_of_a_folder_of_parts_is_refused_and_its_originals_stay(members, tmp_path):
+    assert [sample.name for sample in members] == ["in-parts model", "in-parts part", "in-parts sequences"]
+    assert members[2].answers["lengths"].tolist() == [5, 0, 30, 5] and members[2].answers["verify"] is True
+    for number, sample in enumerate(members):
+        found = hostile.trial("damage", number, [sample], tmp_path)
+        assert (found.name, found.fault, found.counts["refused"]) == (sample.name, "", 1), found.problem
+        assert sample.path.read_bytes() == sample.content
+    kept = cases.keep(found, tmp_path / "failed")
+    assert not hostile.repeat(found, kept).problem
+    shutil.copy(members[2].path, kept / "damage-in-parts")
+    assert "verify finds nothing wrong" in hostile.repeat(found, kept).problem
+
+
+@pytest.mark.filterwarnings("ignore::krnet.errors.KrnetWarning")
+def test_a_forged_file_of_a_folder_of_parts_is_listed_by_its_manifest(members, tmp_path, monkeypatch):
+    """So that what its digest protects is reached: here the check of lengths."""
+    monkeypatch.setattr(forgery, "WAYS", {"values": forgery.WAYS["values"]})
+    monkeypatch.setattr(forgery, "headers", lambda *_: None)
+    path, _ = corpus.place(members[2], tmp_path, "forgery")
+    found = set()
+    for seed in range(5):
+        corpus.place(members[2], tmp_path, "forgery")
+        assert forgery.forge(members[2], members, path, random.Random(seed)) == "values"
+        answer = corpus.ask(path)["lengths"]
+        found.add(type(answer).__name__)
+    assert found == {"NotARecordingError"}
 
 
 def test_the_same_seed_makes_the_same_damage(sample):

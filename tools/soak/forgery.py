@@ -2,8 +2,8 @@
 
     sample, chance -> forge(path) -> the file
 
-What a reader can check by a checksum is right; all else is random. tests/forge.py writes headers, and
-tests/attacks/hungry.py files that ask for memory.
+What a reader can check by a checksum is right; all else is random. The manifest of a folder of parts lists a forged
+file as it is. tests/forge.py writes headers, and tests/attacks/hungry.py files that ask for memory.
 """
 
 from __future__ import annotations
@@ -12,14 +12,19 @@ import copy
 import random
 import re
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from corpus import Sample
+from corpus import Sample, is_member
 
-from krnet.errors import InputError
+from krnet.errors import InputError, KrnetError
 from krnet.io import archive
+from krnet.parts.manifest import MANIFEST, MODEL, parse_manifest
+from krnet.parts.part import open_part
+from krnet.parts.sequences import SEQUENCES, Listed
 
 NUMBERS = (
     0, 1, 2, 3, 7, 8, 16, 255, 256, 4095, 4096, 65535, 65536, 2**24, 2**31 - 1, 2**31, 2**32, 2**53, 2**63 - 1, 2**63,
@@ -79,9 +84,29 @@ def forge(sample: Sample, others: list[Sample], path: Path, chance: random.Rando
         except (InputError, ValueError, KeyError, TypeError, OverflowError, RuntimeError, RecursionError):
             continue  # krnet's own writer refuses to write this, or torch to hold it: try another
         if path.read_bytes() != sample.content:
+            if is_member(path):
+                with suppress(KrnetError):  # it is refused before anybody compares it with the manifest
+                    relist(path)
             return way
     path.write_bytes(sample.content)
     return UNCHANGED
+
+
+def relist(path: Path) -> None:
+    """Let the manifest beside a file of a folder of parts list it as it is now."""
+    beside = path.with_name(MANIFEST)
+    manifest, opened = parse_manifest(beside, beside.read_bytes()), archive.open_archive(path)
+    if path.name == SEQUENCES:
+        assert manifest.sequences is not None, f"{path}: a folder without sequences"
+        listed = Listed(manifest.sequences.num_sequences, opened.nbytes, opened.checksum)
+        manifest = replace(manifest, sequences=listed)
+    elif path.name == MODEL:
+        origin = replace(manifest.origin, model=opened.checksum)
+        manifest = replace(manifest, model_bytes=opened.nbytes, origin=origin)
+    else:
+        entry = open_part(path.parent, path.name).entry
+        manifest = replace(manifest, parts=tuple(entry if part.name == path.name else part for part in manifest.parts))
+    beside.write_text(manifest.to_json())
 
 
 def contents(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

@@ -49,8 +49,8 @@ def batch(kind: str, seeds: Sequence[int], paths: list[Path], folder: Path, resu
                 running.send(signal.SIGKILL)
         if running.code == 0:
             return done + int((folder / "count").read_text())
-        seed, name = json.loads(begun.read_text()) if begun.exists() else (seeds[0], "set-up")
-        found = Found(kind, name, seed, files=[str(folder / f"{kind}.krn")])
+        seed, name, files = json.loads(begun.read_text()) if begun.exists() else (seeds[0], "set-up", [])
+        found = Found(kind, name, seed, files=files)
         if running.code == -signal.SIGPROF:
             found.fail("slow", f"not done after {STUCK_S:g} s of processor time")
         found.fail("died", f"the process ended with {running.code}: {running.text[-1500:]}")
@@ -75,10 +75,11 @@ def _work(kind: str, seeds: list[int], paths: list[Path], folder: Path, results:
 
 
 def trial(kind: str, seed: int, samples: list[Sample], folder: Path, at_start: int | None = None) -> Found:
-    chance, path = random.Random(f"{kind} {seed}"), folder / f"{kind}.krn"
+    chance = random.Random(f"{kind} {seed}")
     sample = chance.choice(samples)
-    found = Found(kind, sample.recorder, seed, files=[str(path), str(sample.path)])
-    (folder / "begun").write_text(json.dumps([seed, sample.recorder]))
+    path, files = corpus.place(sample, folder, kind)
+    found = Found(kind, sample.name, seed, files=files)
+    (folder / "begun").write_text(json.dumps([seed, sample.name, files]))
     way = ""
     if kind == "damage":
         path.write_bytes(damage.damage(sample.content, chance))
@@ -128,7 +129,6 @@ def _status(field: str) -> int:
 
 def repeat(kept: Found, case: Path) -> Found:
     """Examine the hostile file of a kept case again; the file that it was made from lies beside it."""
-    path = case / f"{kept.kind}.krn"
-    originals = [other for other in case.glob("*.krn") if other != path]
+    path, originals = corpus.kept(case, kept.kind, kept.name)
     sample = corpus.load(originals)[0] if originals else None
     return examine(Found(kept.kind, kept.name, kept.seed), path, sample, "")

@@ -30,11 +30,11 @@ from krnet.io.writable import check_name
 from krnet.parts.folder import check_output, read_manifest, write_manifest
 from krnet.parts.manifest import MANIFEST, MODEL, Manifest
 from krnet.parts.part import REPAIR, Part
-from krnet.parts.reading import PartsReplayer, naming, open_listed
+from krnet.parts.reading import PartsReplayer, open_listed
 from krnet.parts.sequences import SEQUENCES, read_lengths
 from krnet.parts.symbols import Coder
 from krnet.recording import Recording
-from krnet.recording_file import check_probe
+from krnet.recording_file import check_probe, naming
 
 
 class PartsRecording(Recording):

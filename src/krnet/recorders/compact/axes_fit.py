@@ -41,9 +41,9 @@ from krnet.recorders.compact.codes import (
     measured_columns,
 )
 from krnet.recorders.compact.network import AXES_CODING, MAX_STEP, CompactConfig, CompactNet
-from krnet.recorders.fit import NET
 from krnet.recorders.grids import Grid
 from krnet.recorders.maps import coordinates, once_for_features
+from krnet.recorders.network_sizes import NET
 from krnet.train.loop import Outcome
 
 MEASURED_AT, MEASURE_EVERY = (10, 20, 40, 80, 160), 250  # iterations at which the file is measured

@@ -12,10 +12,11 @@ a table.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -48,6 +49,9 @@ MAX_CODE = 2**15 - 2  # symbols of an estimate beyond it count as it
 SPREADS_PER_OCTAVE, LEAST_SPREAD = 4, 0.05  # columns of a table differ by less than 2 ** (1 / 4) in spread
 FEW_NUMBERS = 8  # a table of fewer numbers a symbol is taken to cost what a Laplace variable of its size does
 MANY_SAMPLES = 4  # times as many blocks as values of a block: their principal axes suit other samples as well
+
+
+Looked = TypeVar("Looked")
 
 
 class Point(NamedTuple):
@@ -238,17 +242,8 @@ def best_start(job: Job, budget: int, config: CompactConfig) -> tuple[Start, Poi
     if given:  # a setting says what maps are cut into: then it says all of it
         start, point, _ = look(config.grid(job.source.shape))
         return start, point
-    tried, last = list[tuple[Start, Point, float]](), math.inf
-    for grid in growing_grids(job):
-        tried.append(look(grid))
-        if tried[-1][2] > WORSE * last:
-            break
-        last = min(last, tried[-1][2])
-    with_dct = [
-        replace(start.grid, dct=True)
-        for start, _, _ in tried
-        if start.grid.num_blocks > 1 and not start.grid.is_sequence and math.prod(start.grid.block[1:]) <= DCT_POSITIONS
-    ]
+    tried = look_while_it_helps(job, look, error=lambda found: found[2])
+    with_dct = [replace(start.grid, dct=True) for start, _, _ in tried if suits_dct(start.grid)]
     tried += [look(grid) for grid in with_dct]
     grids_tried(job)[budget] = [(start.grid, point) for start, point, _ in tried]
     start, point, _ = min(tried, key=lambda found: found[2])
@@ -262,24 +257,50 @@ def grids_tried(job: Job) -> dict[int, list[tuple[Grid, Point]]]:
     return tried
 
 
-def growing_grids(job: Job) -> Iterator[Grid]:
-    """The grids that are tried: from blocks of one position, or one token, to the whole map."""
+def suits_dct(grid: Grid) -> bool:
+    """Whether a DCT over the blocks is worth a try: there are several, of few positions or tokens each."""
+    positions = grid.block[0] if grid.is_sequence else math.prod(grid.block[1:])
+    return grid.num_blocks > 1 and positions <= DCT_POSITIONS
+
+
+def look_while_it_helps(job: Job, look: Callable[[Grid], Looked], error: Callable[[Looked], float]) -> list[Looked]:
+    """What `look` finds for grids of growing blocks, until the error grows."""
+    found: dict[Grid, Looked] = {}
+    for grids in growing_grids(job):
+        last = math.inf
+        for grid in grids:
+            if grid not in found:
+                found[grid] = look(grid)
+            if error(found[grid]) > WORSE * last:
+                break
+            last = min(last, error(found[grid]))
+    return list(found.values())
+
+
+def growing_grids(job: Job) -> Iterator[Iterator[Grid]]:
+    """The grids that are tried: each iterator lets blocks grow, from one position, or one token, to the whole map.
+
+    Samples of two axes may be (channels, positions) or (tokens, numbers of each): both are tried.
+    """
     whole = Grid.of(job.source.shape)
-    limit = MAX_BLOCK_VALUES["cuda" if job.device.type == "cuda" else "cpu"]
-    if whole.shape[1] * whole.shape[2] > 1:
-        sequence = len(job.source.shape) == 2  # (tokens, numbers of each)
-        sizes = whole.shape[:1] if sequence else whole.shape[1:]
-        size = 1
-        while size < max(sizes):
-            parts = tuple(largest_divisor(s, size) for s in sizes)
-            block = (parts[0], *whole.shape[1:]) if sequence else (whole.shape[0], *parts)
-            grid = Grid.of(job.source.shape, block)
-            if grid.num_blocks > 1 and grid.block_values <= limit:
-                yield grid
-            size = next_size(sizes, size)
     few_samples = len(job.source) <= FEW_SAMPLES
-    if whole.num_values <= MAX_EXACT_SIZE or few_samples or job.device.type == "cuda":
-        yield whole
+    last = [whole] if whole.num_values <= MAX_EXACT_SIZE or few_samples or job.device.type == "cuda" else []
+    yield chain(_cut_grids(job, whole, in_tokens=False), last)
+    if len(job.source.shape) == 2:
+        yield chain(_cut_grids(job, whole, in_tokens=True), last)
+
+
+def _cut_grids(job: Job, whole: Grid, in_tokens: bool) -> Iterator[Grid]:
+    """Grids of maps cut along height and width, or along the axis of tokens, whose blocks grow."""
+    limit = MAX_BLOCK_VALUES["cuda" if job.device.type == "cuda" else "cpu"]
+    sizes, size = whole.shape[:1] if in_tokens else whole.shape[1:], 1
+    while size < max(sizes):
+        parts = tuple(largest_divisor(s, size) for s in sizes)
+        block = (*parts, *whole.shape[1:]) if in_tokens else (whole.shape[0], *parts)
+        grid = Grid.of(job.source.shape, block)
+        if grid.num_blocks > 1 and grid.block_values <= limit:
+            yield grid
+        size = next_size(sizes, size)
 
 
 def largest_divisor(number: int, limit: int) -> int:

@@ -22,11 +22,12 @@ from krnet.coding.matrix import CENTROID, CodedConfig, Matrix, measure
 from krnet.coding.search import largest_fitting
 from krnet.coding.weights import pack, rounded, rounding_plan
 from krnet.recorders.axes import FINEST
-from krnet.recorders.base import Content, Job, Stored, overhead_bytes
+from krnet.recorders.base import Content, Job, Stored
 from krnet.recorders.compact.codes import BUDGET_FILL, FREEZE_LR_SHARE, CodesFit, content_with_codes, fixed_bytes
 from krnet.recorders.compact.network import MAX_STEP, CompactConfig, CompactNet, stored_tensors, zero_map
-from krnet.recorders.fit import NET
 from krnet.recorders.maps import normalised_chunks
+from krnet.recorders.network_sizes import NET
+from krnet.recorders.sizes import overhead_bytes
 from krnet.train.loop import Outcome
 
 MIN_STEP = 2e-6  # of constant features: above the 1e-6 that the settings allow, also as float32
