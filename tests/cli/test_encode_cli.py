@@ -48,7 +48,7 @@ def test_the_folder_is_described_checked_and_replayed(files, tmp_path):
     assert info["num_parts"] == 3 and info["path"] == str(out) and abs(info["r2"] - info["model_r2"]) < 0.05
     report = json.loads(run("verify", out, "--against", files / "features.npy", "--json")[0])
     assert report["ok"] and report["same_features"] and abs(report["r2"] - info["r2"]) < 1e-6
-    assert "below the model's" in run("verify", out)[0]
+    assert "coded with" in run("verify", out)[0]
     run("replay", out, "--ids", "590:", "-o", tmp_path / "x.npy", "--labels-out", tmp_path / "y.npy", "-q")
     assert np.array_equal(np.load(tmp_path / "x.npy"), krnet.open(out)[590:].numpy())
     assert np.array_equal(np.load(tmp_path / "y.npy"), np.load(files / "labels.npy")[590:])
