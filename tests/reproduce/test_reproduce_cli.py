@@ -133,4 +133,3 @@ def test_only_takes_parts_of_names():
     assert all(name.endswith(", 4") or name.startswith("krnet, zoo-small-lm-tokens, ") for name in names)
     with pytest.raises(SettingError, match="did you mean 'krnet'"):
         loop.chosen_runs(recipe, ["krnte"])
-

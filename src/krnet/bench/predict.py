@@ -97,7 +97,7 @@ def predict(
     points = []
     for series in all_series:
         for size in sizes:
-            say(f"{series.name} at {8 * size / num_values:.3g} bits a value")
+            say(f"recording the sample: {series.name}, {8 * size / num_values:.2g} bits a value")
             trains = get_recorder(series.recorder).trains
             fit = {**options, "time_budget": time_budget} if trains else options
             point = {"recorder": series.name, "budget": size, "trains": trains}

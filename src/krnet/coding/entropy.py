@@ -85,6 +85,7 @@ def group_columns(counts: Tensor, share: float) -> np.ndarray:
         column = torch.empty_like(order)
         column[order] = torch.arange(num_columns, device=order.device) * num_tables // num_columns
         for _ in range(12):
+            before = column
             tables = counts.new_zeros(num_tables, NUM_BINS).index_add_(0, column, counts)
             # Symbols that a table lacks count as 0.01: expensive, but not impossible.
             probability = (tables + 0.01) / (tables + 0.01).sum(1, keepdim=True)
@@ -92,6 +93,8 @@ def group_columns(counts: Tensor, share: float) -> np.ndarray:
             # Tables without columns go to the columns that lose the most bits to their entropy.
             unused = (torch.bincount(column, minlength=num_tables) == 0).nonzero()[:, 0]
             column[(bits - entropy).argsort(descending=True)[: len(unused)]] = unused
+            if torch.equal(column, before):  # another round would change nothing
+                break
         cost = bits.double().sum().item() / share + 8 * TABLE_SYMBOL_BYTES * int(tables.count_nonzero())
         if cost < best_cost:
             best_cost, best_column = cost, column.cpu()
