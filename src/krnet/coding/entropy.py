@@ -24,7 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from krnet.coding.coder import ans, check_used_up, coder_of, stream_of
+from krnet.coding.coder import ans
+from krnet.coding.streams import check_used_up, coder_of, stream_of
 from krnet.errors import NotARecordingError
 from krnet.io.header import RESTORE
 
