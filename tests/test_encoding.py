@@ -428,9 +428,6 @@ def test_a_copy_is_the_same_recording(coded, tmp_path):
 
 
 def test_what_only_a_single_file_can_is_refused_with_what_to_do(coded, maps):
-    opened = krnet.open(coded)
-    with pytest.raises(InputError, match=r"folder of parts.*krnet encode --model .*model\.krn"):
-        opened.append(unseen(maps)[0])
     with pytest.raises(InputError, match=r"folder of parts; expected a single recording to start from"):
         krnet.record(maps[0], start=coded)
 

@@ -482,6 +482,10 @@ class Recording:
         or a head the new codes are fitted; further settings are those of the fit. R2 afterwards is that of all samples,
         each channel scaled by its range in the first recording.
 
+        A folder of krnet.encode grows in its place, part after part. It takes part_samples, moves and resume, as
+        krnet.encode does, and neither out, budget, head nor settings of a fit. With resume, a call that was stopped
+        goes on, and one that has finished adds nothing again.
+
         >>> grown = recording.append(torch.rand(20, 4, 3, 3), labels=[7] * 20)
         >>> len(grown), torch.equal(grown[:40], recording[:])
         (60, True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_signals import end, start, wait_for
+from test_signals import end, start
 from typer.testing import CliRunner
 
 import krnet
@@ -94,7 +94,7 @@ def test_a_stopped_encode_keeps_its_parts_and_goes_on_to_the_same_folder(tmp_pat
     np.save(tmp_path / "f.npy", features.numpy())
     words = ("encode", "--model", tmp_path / "model.krn", tmp_path / "f.npy", "--part-samples", 256, "-q", "-o")
     process = start(*words, tmp_path / "a")
-    wait_for(lambda: list((tmp_path / "a").glob("part-*.krn")), process)
+    process.until(lambda: list((tmp_path / "a").glob("part-*.krn")))
     message = end(process, signal.SIGTERM)
     assert "parts are kept in" in message and "--resume" in message and "Traceback" not in message
     assert not (tmp_path / "a" / "manifest.json").exists()
