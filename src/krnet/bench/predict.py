@@ -1,4 +1,4 @@
-"""Predict what each recorder would make of features, from a sample of them: `krnet plan FEATURES`.
+"""Predict the R2 and the time of each recorder from a sample of the features: `krnet plan FEATURES`.
 
     features -> a sample: half of it seen, half unseen
     recorder, size -> record(seen half) -> a file -> R2 of the seen half, R2 of the unseen half -> R2 of all features

@@ -1,4 +1,4 @@
-"""Rows of features on their way to a folder of shards: what is missing there is filled.
+"""Write rows of features to a folder of shards: those of the call that no shard holds yet.
 
     begin(source) -> which rows are missing; add(rows) ...; finish() -> DIR/shard-*.safetensors, DIR/index.json
 
