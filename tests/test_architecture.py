@@ -14,18 +14,20 @@ ROOT = Path(krnet.__file__).parent
 # A package, or a file of the root, imports only what stands before it.
 ORDER = [
     "errors", "config", "ranks", "team", "device", "progress", "io", "coding", "data", "nn", "features", "train",
-    "recorders", "recording_file", "appending", "recording_data", "loading", "recording", "parts", "encoding", "export",
-    "api", "report", "learners", "run", "task_loop", "many_runs", "catalog", "bench", "reproduce", "cli",
+    "recorders", "recording_file", "fitting", "appending", "recording_data", "loading", "recording", "parts",
+    "encoding", "export", "api", "report", "learners", "run_files", "run", "work_files", "task_results",
+    "task_loop", "many_runs", "catalog", "bench", "reproduce", "cli",
 ]  # fmt: skip
 # Files of these packages that all plug-ins may use; every other file or folder there is a plug-in.
 SHARED = {
     "recorders": {
-        "__init__", "additive", "axes", "base", "basis", "byte_blocks", "coded", "codes", "fit", "grids", "growth",
-        "maps", "memory", "presets",
+        "__init__", "additive", "axes", "base", "basis", "byte_blocks", "checks", "coded", "codes", "fit", "grids",
+        "growth", "maps", "memory", "network_replayer", "network_sizes", "presets", "ranges",
+        "sizes",
     },
     "learners": {
-        "__init__", "analytic", "base", "base_task", "compressed_exemplars", "exemplars", "frozen", "importance",
-        "rehearsal", "scores", "settings",
+        "__init__", "analytic", "base", "base_task", "compressed_exemplars", "config", "exemplars", "frozen",
+        "importance", "rehearsal", "scores", "settings",
     },
 }  # fmt: skip
 DOORS = {"__init__", "__main__", "protocol"}  # the public names, and python -m krnet: above everything

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import krnet
-from krnet.cli import output
+from krnet.cli import recording_rows, run_tables
 from krnet.learners.scores import summarize
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,7 +23,7 @@ PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n```text\n(.*?)^```$)?", r
 # `tools/fill_docs.py`, `src/krnet/io/`: paths in the repository, as pages write them.
 REPOSITORY_PATH = re.compile(r"`((?:src|tests|tools|docs|notes|benchmarks|results)/[\w./-]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-EXECUTED = {"quickstart", "incremental-learning", "extending"}
+EXECUTED = {"quickstart", "encoding", "sequences", "incremental-learning", "extending"}
 
 
 def page(name: str) -> str:
@@ -167,7 +167,7 @@ def test_the_tree_of_the_architecture_page_is_that_of_the_import_test():
 
 def test_the_sample_of_info_has_the_rows_that_the_command_prints(tmp_path):
     recording = krnet.record(torch.rand(20, 2, 3, 3), recorder="pca", out=tmp_path / "x.krn")
-    names = [name for name, _ in output.info_rows({"path": "maps.krn", **recording.info()})]
+    names = [name for name, _ in recording_rows.info_rows({"path": "maps.krn", **recording.info()})]
     (sample,) = re.findall(r"^```\n(recording   .*?)^```$", page("quickstart"), re.DOTALL | re.MULTILINE)
     assert [line.split("  ")[0] for line in sample.splitlines()] == names
 
@@ -176,7 +176,7 @@ def test_the_sample_of_learn_has_the_columns_that_the_command_prints(capsys):
     scores = {"accuracy": [0.5] * 3, "average": 0.5, "average_without_base": 0.5, "forgetting": 0.0}
     facts = {"tasks": [6, 2, 2], "data": "digits", "order": "lucir1993", "order_hash": "0", "seed": 0, "seconds": 1.0}
     storage = {"total": 0, "equivalent_exemplars": 0}
-    output.show_runs([{"method": "kril", "row": "cnn", "storage_bytes": storage, **facts, **scores}])
+    run_tables.show_runs([{"method": "kril", "row": "cnn", "storage_bytes": storage, **facts, **scores}])
     columns = capsys.readouterr().out.splitlines()[1]
     (sample,) = re.findall(r"<!-- sample: krnet learn -->\n\n```\n(.*?)```", page("incremental-learning"), re.DOTALL)
     assert re.split(r"  +", sample.splitlines()[1]) == re.split(r"  +", columns)
@@ -188,7 +188,7 @@ def test_the_sample_of_learn_with_several_seeds_has_the_lines_that_the_command_p
     storage = {"images": 8, "labels": 1, "total": 9, "equivalent_exemplars": 1}
     run = {"method": "joint", "row": "cnn", "storage_bytes": storage, "network_bytes": 9, **facts, **scores}
     runs = [{**run, "seed": seed} for seed in (0, 1)]
-    output.show_summary(runs, summarize(runs))
+    run_tables.show_summary(runs, summarize(runs))
     _, note, columns, _, parts = capsys.readouterr().out.splitlines()
     pattern = r"<!-- sample: krnet learn, several seeds -->\n\n```\n(.*?)```"
     (sample,) = re.findall(pattern, page("incremental-learning"), re.DOTALL)

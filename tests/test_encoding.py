@@ -28,7 +28,7 @@ from krnet.errors import (
     TruncatedRecordingError,
     UnknownSampleError,
 )
-from krnet.features.source import FeatureSource
+from krnet.features.feature_source import FeatureSource
 from krnet.parts import coding, reading
 from krnet.parts.part import open_part
 from krnet.recorders.base import get_recorder, recorder_names

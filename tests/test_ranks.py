@@ -130,7 +130,7 @@ def test_a_rank_is_what_torchrun_says_and_nothing_else():
             this_rank(wrong)
 
 
-@pytest.mark.parametrize("command", ["append x.krn f.npy", "learn kril", "demo", "bench rate"])
+@pytest.mark.parametrize("command", ["append x.krn f.npy", "demo", "bench rate"])
 def test_commands_that_cannot_be_shared_are_refused_under_torchrun(files, command, monkeypatch):
     monkeypatch.chdir(files)
     before = contents(files / "coded"), sorted(files.iterdir())

@@ -481,6 +481,6 @@ def test_without_resume_a_finished_recording_is_replaced(tmp_path):
 def test_a_large_batch_in_parts_is_what_it_would_be_at_once(recorded, monkeypatch):
     ids = torch.arange(60).repeat(2)
     whole = krnet.open(recorded.path).replay(ids)
-    monkeypatch.setattr("krnet.recorders.fit.CPU_PART_BYTES", 1)  # one sample at a time
+    monkeypatch.setattr("krnet.recorders.network_replayer.CPU_PART_BYTES", 1)  # one sample at a time
     single = krnet.open(recorded.path).replay(ids)
     assert (whole - single).abs().max() <= 1e-5 * whole.abs().max()

@@ -338,7 +338,7 @@ def test_random_draws_do_not_depend_on_whether_earlier_work_was_run_or_read(
         torch.rand(3)  # a work may draw as many numbers as it likes
 
     monkeypatch.setattr(Descent, "run", run_and_draw)
-    next_work = learning._run_or_load
+    next_work = learning.run_or_load
 
     def note_draw(work: Any, *rest: Any) -> Any:
         before = torch.get_rng_state()
@@ -346,7 +346,7 @@ def test_random_draws_do_not_depend_on_whether_earlier_work_was_run_or_read(
         torch.set_rng_state(before)
         return next_work(work, *rest)
 
-    monkeypatch.setattr(learning, "_run_or_load", note_draw)
+    monkeypatch.setattr(learning, "run_or_load", note_draw)
     learn("kril", digits, tmp_path / "whole")
     whole = {name: list(draws) for name, draws in seen.items()}
     seen.clear()

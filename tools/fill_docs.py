@@ -7,8 +7,8 @@ config classes, recipes, results/ledger.jsonl, results/paper.csv
     python tools/fill_docs.py --check    # writes nothing; exit code 1 and the file's name if a block is out of date
 
 A block `recipe NAME KIND` holds a table of `krnet.report.tables` with the newest row of each run and seed of a recipe:
-summary, curves, rate, rivals or compared. Other tables find their rows by recipe and settings, and of equal ones show
-the newest.
+summary, curves, rate, rivals, parts or compared. Other tables find their rows by recipe and settings, and of equal ones
+show the newest.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from krnet.recorders.base import get_recorder, recorder_names
 from krnet.report import tables
 from krnet.report.figure import Entry
 from krnet.report.published import read_published
-from krnet.report.rivals import rivals
+from krnet.report.rivals import rivals, side_by_side
 from krnet.report.tables import markdown as table
 from krnet.report.tables import percent, rounded
 from krnet.reproduce.compare import Comparison, compare, entries
@@ -129,6 +129,8 @@ def recipe_table(recipe: Recipe, kind: str, shown: Sequence[Entry]) -> str:
         return tables.rate(shown)
     if kind == "rivals":
         return rivals(shown)
+    if kind == "parts":
+        return side_by_side(shown)
     if kind == "compared":
         return compared_table(compare(recipe, [entry.row for entry in shown], paper))
     return {"summary": tables.learn_summary, "curves": tables.learn_curves}[kind](shown, paper)

@@ -16,49 +16,36 @@ from typing import Any
 import torch
 from torch import nn
 
-from krnet.coding.search import smallest_file_reaching
-from krnet.config import check_choice, check_int, check_range, format_size, from_dict, parse_size
+from krnet.config import check_choice, check_int, check_range, from_dict, parse_size
 from krnet.device import pick_device
-from krnet.errors import BudgetError, FeatureError, FidelityError, InputError
+from krnet.errors import FeatureError, FidelityError, InputError
+from krnet.features.feature_source import FeatureSource
+from krnet.features.labels import check_labels, stored_labels
 from krnet.features.metrics import fidelity
 from krnet.features.samples import Samples
 from krnet.features.sequences import check_lengths, stored_lengths
-from krnet.features.source import check_labels, open_features, stored_labels
+from krnet.features.source import open_features
 from krnet.features.stats import check_unchanged, digest_of_parts, scan
+from krnet.fitting import contents_within, smallest_reaching
 from krnet.io import archive
 from krnet.io.atomic import AnyPath
 from krnet.io.overlap import CHECKPOINT_ENDING, refuse_overlap
 from krnet.io.writable import check_writable
 from krnet.parts.folder import is_folder_of_parts
 from krnet.parts.recording import PartsRecording
-from krnet.progress import Watch, announcing, closing_watch
-from krnet.recorders.base import (
-    FIT_NAMES,
-    FLOAT_BYTES,
-    Job,
-    Recorder,
-    check_inputs,
-    check_names,
-    check_package,
-    default_recorder,
-    get_recorder,
-)
+from krnet.progress import Watch, closing_watch
+from krnet.recorders.base import FIT_NAMES, FLOAT_BYTES, Job, Recorder, default_recorder, get_recorder
+from krnet.recorders.checks import check_inputs, check_names, check_package
 from krnet.recording import PRECISIONS, Recording
 from krnet.recording_file import (
-    FileContents,
     channel_range,
     check_finished,
-    check_size,
     destination,
-    file_contents,
     read_parts,
 )
-from krnet.recording_file import fit as fit_unchanged
 from krnet.team import refuse_in_team, team
 from krnet.train.config import FitConfig
 from krnet.train.loop import refuse_foreign, remove_checkpoint
-
-FIT_NOISE = 0.01  # relative difference between the errors of two trained networks of almost the same size
 
 
 @closing_watch
@@ -125,12 +112,7 @@ def record(
     >>> recording[5].shape
     torch.Size([4, 3, 3])
     """
-    earlier = open(start) if isinstance(start, str | os.PathLike) else start
-    if isinstance(earlier, PartsRecording):
-        raise InputError(
-            f"{earlier.path}: is a folder of parts; expected a single recording to start from. Give that of a fit, as "
-            f"{earlier.model.path} is"
-        )
+    earlier = _open_start(start)
     chosen = get_recorder(recorder or default_recorder(preset, earlier))
     check_package(chosen)
     stops = {"iterations": iterations, "stop_at_r2": stop_at_r2, "time_budget": time_budget}
@@ -140,20 +122,11 @@ def record(
     check_inputs(chosen, {"preset": preset, "head": head, "start": earlier, "images": images, "trunk": trunk})
     preset_fit = chosen.preset_fit(preset) if fit_settings.get("schedule") == "paper" else {}
     budget_bytes = None if budget is None else parse_size(budget)
+    max_bytes = None if over_budget else budget_bytes
     recorder_settings = {name: value for name, value in settings.items() if name not in FIT_NAMES}
     fit = from_dict(FitConfig, {**preset_fit, "seed": seed, "device": device, **fit_settings})
     if target_r2 is not None:
-        check_range("target_r2", target_r2, -inf, 1)
-        if fit.stop_at_r2 is not None and fit.stop_at_r2 < target_r2:
-            raise InputError(
-                f"target_r2 is {target_r2} and stop_at_r2 is {fit.stop_at_r2}: every fit would end below the target. "
-                f"Raise --stop-at-r2 (in Python, stop_at_r2), or leave it out"
-            )
-        if budget_bytes is not None:
-            raise InputError(
-                "--budget and --target-r2 (in Python, budget and target_r2) are both given; record takes one of them: "
-                "the best file of a size, or the smallest that is good enough. Leave one out"
-            )
+        _check_target(target_r2, fit, budget_bytes)
     if room is not None:
         check_int("room", room, 1)
     _check_team(chosen, {"start": start, "target_r2": target_r2}, out)
@@ -161,38 +134,23 @@ def record(
     refuse_overlap("record", [path], [features, labels, lengths, images, earlier])
     if chosen.trains and out is not None and not resume:
         refuse_foreign(_checkpoint_path(path))
-    source = open_features(features, key=key)
-    if labels is None:
-        labels = stored_labels(features, key, len(source))
-    if lengths is None:
-        lengths = stored_lengths(features, key, len(source))
-    sequence_lengths = check_lengths(lengths, len(source))
-    samples = Samples(len(source), source.shape, check_labels(labels, len(source)), sequence_lengths)
-    if room is not None and room < len(source):
-        raise InputError(
-            f"room is {room}, fewer than the {len(source)} samples there are; expected as many as the file is to hold "
-            f"when it has grown. Raise it, or leave it out"
-        )
+    source, samples = _open_samples(features, labels, lengths, key)
     target_bytes = budget_bytes
     if target_bytes is None and earlier is None and target_r2 is None:  # what grows keeps its step, and needs none
         num_planned = max(len(source), room or 0)
         target_bytes = chosen.default_budget(num_planned * prod(source.shape), recorder_settings)
-    _check_growing(chosen, room, target_bytes)
+    if room is not None:
+        _check_room(room, len(source), chosen, target_bytes)
     torch_device = pick_device(fit.device)
     if resume and path.exists():
         # Only features from a file must be equal to the bit: those in memory may come from a GPU, which may have
         # rounded them differently in an earlier run.
         digest = scan(source, watch=watch).digest if isinstance(features, str | os.PathLike) else None
-        compared, limit = (None, None) if over_budget else (target_bytes, budget_bytes)
-        check_finished(open(path), samples, chosen, recorder_settings, digest, compared, limit, target_r2)
+        compared = None if over_budget else target_bytes
+        check_finished(open(path), samples, chosen, recorder_settings, digest, compared, max_bytes, target_r2)
         return open(path, torch_device, trunk=trunk)
     if out is not None:
-        float_bytes = FLOAT_BYTES * len(source) * prod(source.shape)
-        planned_bytes = chosen.least_bytes(len(source), source.shape, recorder_settings)
-        if target_bytes is not None:  # a larger budget than the features take is not used up
-            planned_bytes = max(planned_bytes, min(target_bytes, float_bytes))
-        ending = CHECKPOINT_ENDING if chosen.trains else ""
-        check_writable(path, num_bytes=planned_bytes, longest_ending=ending)
+        _check_space(path, chosen, source, recorder_settings, target_bytes)
     stats = scan(source, watch=watch)
     check_unchanged(source, stats.digest)
     job = Job(
@@ -212,29 +170,66 @@ def record(
         resume=resume,
         watch=watch,
     )
-    if target_r2 is not None or target_bytes is not None:
-        announcing(watch)(f"choosing settings for the {'budget' if target_r2 is None else 'first fit'}")
-    if target_r2 is not None:
-        tensors, metadata = _smallest_reaching(job, chosen, target_r2)
-    else:
-        if target_bytes is not None:
-            job = with_budget(job, chosen, target_bytes)
-        if budget_bytes is not None and not over_budget:
-            _check_least_size(path, chosen, job, budget_bytes)
-        content = fit_unchanged(chosen, job)
-        if not team().is_first:  # the first one writes
-            team().wait()
-            return open(path, torch_device)
-        tensors, metadata = file_contents(job, chosen, content)
-        if target_bytes is not None:
-            metadata["fit"]["budget"] = target_bytes
-        if budget_bytes is not None and not over_budget:
-            check_size(path, metadata, archive.file_bytes(tensors, metadata), budget_bytes, chosen)
+    contents = (
+        contents_within(job, chosen, path, target_bytes, max_bytes)
+        if target_r2 is None
+        else smallest_reaching(job, chosen, target_r2)
+    )
+    if contents is None:  # the first process of the team writes
+        team().wait()
+        return open(path, torch_device)
+    tensors, metadata = contents
     metadata["fit"]["target_r2"] = target_r2
     archive.write(path, tensors, metadata)
     remove_checkpoint(_checkpoint_path(path))
     team().wait()
     return Recording(archive.open_archive(path), job.device, keep=keeper, trunk=trunk)
+
+
+def _open_start(start: AnyPath | Recording | None) -> Recording | None:
+    found = open(start) if isinstance(start, str | os.PathLike) else start
+    if isinstance(found, PartsRecording):
+        raise InputError(
+            f"{found.path}: is a folder of parts; expected a single recording to start from. Give that of a fit, as "
+            f"{found.model.path} is"
+        )
+    return found
+
+
+def _open_samples(features: Any, labels: Any, lengths: Any, key: str | None) -> tuple[FeatureSource, Samples]:
+    """The features, and their labels and lengths: those that are given, else those that lie beside the features."""
+    source = open_features(features, key=key)
+    if labels is None:
+        labels = stored_labels(features, key, len(source))
+    if lengths is None:
+        lengths = stored_lengths(features, key, len(source))
+    sequence_lengths = check_lengths(lengths, len(source))
+    return source, Samples(len(source), source.shape, check_labels(labels, len(source)), sequence_lengths)
+
+
+def _check_target(target_r2: float, fit: FitConfig, budget: int | None) -> None:
+    """Refuse what keeps a search for the smallest file from its target."""
+    check_range("target_r2", target_r2, -inf, 1)
+    if fit.stop_at_r2 is not None and fit.stop_at_r2 < target_r2:
+        raise InputError(
+            f"target_r2 is {target_r2} and stop_at_r2 is {fit.stop_at_r2}: every fit would end below the target. "
+            f"Raise --stop-at-r2 (in Python, stop_at_r2), or leave it out"
+        )
+    if budget is not None:
+        raise InputError(
+            "--budget and --target-r2 (in Python, budget and target_r2) are both given; record takes one of them: "
+            "the best file of a size, or the smallest that is good enough. Leave one out"
+        )
+
+
+def _check_space(
+    path: Path, recorder: Recorder, source: FeatureSource, settings: Mapping[str, Any], budget: int | None
+) -> None:
+    """Refuse a file that cannot be written, or that the disk has no room for, before the fit."""
+    planned_bytes = recorder.least_bytes(len(source), source.shape, settings)
+    if budget is not None:  # a larger budget than the features take is not used up
+        planned_bytes = max(planned_bytes, min(budget, FLOAT_BYTES * len(source) * prod(source.shape)))
+    check_writable(path, num_bytes=planned_bytes, longest_ending=CHECKPOINT_ENDING if recorder.trains else "")
 
 
 def _check_team(recorder: Recorder, given: Mapping[str, Any], out: AnyPath | None) -> None:
@@ -248,66 +243,19 @@ def _check_team(recorder: Recorder, given: Mapping[str, Any], out: AnyPath | Non
         refuse_in_team("no file to write is given, and a recording is made")
 
 
-def _check_growing(recorder: Recorder, room: int | None, budget: int | None) -> None:
-    """Refuse `room` where no recording grows, or where there is no budget, neither a given one nor a default."""
-    if room is not None and (budget is None or not recorder.grows):
+def _check_room(room: int, num_samples: int, recorder: Recorder, budget: int | None) -> None:
+    """Refuse room for fewer samples than there are, or where nothing is planned: without a budget, or growth."""
+    if room < num_samples:
+        raise InputError(
+            f"room is {room}, fewer than the {num_samples} samples there are; expected as many as the file is to hold "
+            f"when it has grown. Raise it, or leave it out"
+        )
+    if budget is None or not recorder.grows:
         raise InputError(
             f"room is {room}, which says what a budget is for where a recording is to grow; "
             + (f"recorder {recorder.name} does not" if not recorder.grows else "there is no budget")
             + ". Leave it out"
         )
-
-
-def _smallest_reaching(job: Job, recorder: Recorder, target: float) -> FileContents:
-    """Return tensors and metadata of the smallest file that reaches an R2, or of the best where none does."""
-    # The latest result, by its settings: two budgets may lead to the same settings, which are then fitted once.
-    latest: dict[str, tuple[int, float, FileContents]] = {}
-    results: list[str] = []  # "R2 ... in ..." of each fit, for the progress display
-
-    def make(budget: int) -> tuple[int, float, FileContents]:
-        planned = with_budget(job, recorder, budget)
-        key = repr(sorted(planned.settings.items()))
-        if key not in latest:
-            latest.clear()
-            label = " after ".join([f"fit {len(results) + 1}: {format_size(budget)}", *results[-1:]])
-            watch = _rename(job.watch, label) if job.watch else None
-            fit_job = replace(planned, checkpoint=None, resume=False, watch=watch)
-            tensors, metadata = file_contents(fit_job, recorder, fit_unchanged(recorder, fit_job))
-            num_bytes, r2 = archive.file_bytes(tensors, metadata), metadata["metrics"]["r2"]
-            results.append(f"R2 {r2:.4f} in {format_size(num_bytes)}")
-            latest[key] = num_bytes, r2, (tensors, metadata)
-        return latest[key]
-
-    return smallest_file_reaching(
-        target,
-        make,
-        feature_bytes=4 * job.stats.count,
-        guess=recorder.likely_bytes(job, target),
-        noise=FIT_NOISE if recorder.trains else 0.0,
-    )
-
-
-def with_budget(job: Job, recorder: Recorder, budget: int) -> Job:
-    """The job with the settings that the recorder chooses for a budget; those that are given stay."""
-    found = recorder.for_budget(job, budget)
-    return replace(job, settings={**found, **job.settings}, chosen=frozenset(found) - frozenset(job.settings))
-
-
-def _rename(watch: Watch, name: str) -> Watch:
-    return lambda progress: watch(replace(progress, name=name) if progress.unit == "iterations" else progress)
-
-
-def _check_least_size(path: Path, recorder: Recorder, job: Job, budget: int) -> None:
-    """Refuse a budget that no file with these settings can meet, before the fit."""
-    least, enough = recorder.smallest_bytes(job)
-    if least > budget:
-        error = BudgetError(
-            f"{path}: needs a budget of more than {enough} bytes with recorder {recorder.name}, whatever the features "
-            f"are; the budget is {budget}. Nothing was fitted or written. Raise the budget, leave out settings of your "
-            f"own if there are any, or take another recorder"
-        )
-        error.needed = enough
-        raise error
 
 
 def open(

@@ -21,24 +21,17 @@ from torch import Tensor, nn
 from krnet.config import from_dict, parse_size
 from krnet.device import dtype_name
 from krnet.errors import FeatureError, InputError, LabelError, SettingError
+from krnet.features.feature_source import ExtendedSource, FeatureSource
+from krnet.features.labels import check_labels
 from krnet.features.metrics import Moments, fidelity
 from krnet.features.samples import Samples
 from krnet.features.sequences import joined_lengths, refuse_lack
-from krnet.features.source import ExtendedSource, FeatureSource, check_labels
 from krnet.features.stats import chain_digests, scan
 from krnet.io import archive
 from krnet.progress import Watch
-from krnet.recorders.base import (
-    FIT_NAMES,
-    Earlier,
-    Job,
-    Recorder,
-    check_inputs,
-    check_names,
-    get_recorder,
-    overhead_bytes,
-    recorder_names,
-)
+from krnet.recorders.base import FIT_NAMES, Earlier, Job, Recorder, get_recorder, recorder_names
+from krnet.recorders.checks import check_inputs, check_names
+from krnet.recorders.sizes import overhead_bytes
 from krnet.recording_file import (
     Decode,
     FileContents,

@@ -1,17 +1,20 @@
-"""Devices, precision, names of dtypes, and CUDA graphs.
+"""Devices, precision, dtypes and memory shared with numpy, and CUDA graphs.
 
 pick_device(None)     -> the GPU if there is one, or else the CPU
 exact_math()          -> products of fp32 in full fp32: the default of replay
 fast_math(device)     -> bf16 on a GPU; full fp32 on a CPU
 dtype_name(dtype)     -> float32, of torch.float32
+share_memory(array)   -> a tensor of the same memory
 Graphed(run, inputs)  -> run(*inputs) as one CUDA graph: the GPU does not wait for Python between small kernels
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,6 +41,13 @@ def pick_device(name: str | torch.device | None) -> torch.device:
 def dtype_name(dtype: object) -> str:
     """Name a dtype of torch or numpy as numpy does: float32."""
     return str(dtype).removeprefix("torch.")
+
+
+def share_memory(array: np.ndarray) -> Tensor:
+    """An array as a tensor of the same memory, which may be read-only: never write to it, or the process ends."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writ")
+        return torch.from_numpy(array)
 
 
 @contextmanager

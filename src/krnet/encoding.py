@@ -21,10 +21,12 @@ from torch import Tensor
 
 from krnet.config import parse_size
 from krnet.device import dtype_name, pick_device
-from krnet.errors import FeatureError, InputError, LabelError, LengthsError, ResumeError
+from krnet.errors import InputError, LabelError, LengthsError, ResumeError
+from krnet.features.feature_source import FeatureSource
 from krnet.features.joined import join, members
+from krnet.features.labels import check_labels, has_labels
 from krnet.features.sequences import check_lengths, stored_lengths
-from krnet.features.source import FeatureSource, check_labels, has_labels, open_features
+from krnet.features.source import open_features
 from krnet.io import archive
 from krnet.io.atomic import AnyPath, remove_leftovers
 from krnet.io.folders import list_folder
@@ -50,7 +52,8 @@ from krnet.parts.writing import (
 )
 from krnet.progress import Watch, announcing, closing_watch
 from krnet.ranks import wait
-from krnet.recorders.base import get_recorder, recorder_names
+from krnet.recorders.base import get_recorder
+from krnet.recorders.checks import check_projects
 from krnet.recording import Recording
 
 
@@ -232,16 +235,8 @@ def _check_label_source(found: FeatureSource, num_samples: int) -> FeatureSource
 
 def _check(model: Recording, source: FeatureSource) -> None:
     """Refuse a model that cannot code unseen samples, and samples unlike its own."""
-    if not get_recorder(model.recorder).projects:
-        able = [name for name in recorder_names() if get_recorder(name).projects]
-        raise InputError(
-            f"{model.path}: written by recorder {model.recorder}, which cannot code samples that it was not fitted to; "
-            f"those that can are {', '.join(able)}. Fit a model with one of them"
-        )
-    if source.shape != model.shape:
-        raise FeatureError(
-            f"{source.name}: samples of {source.shape}; {model.path} holds samples of {model.shape}. Give such ones"
-        )
+    check_projects(get_recorder(model.recorder), model.path, "Fit a model with one of them")
+    source.check_shape(model.shape, model.path)
     if len(source) > MAX_SAMPLES:
         raise InputError(f"{source.name}: {len(source)} samples; a folder holds at most {MAX_SAMPLES}. Make several")
 

@@ -3,7 +3,8 @@
     methods, splits (one per class order), seeds -> learn_many -> OUT/ORDER/seed-N/METHOD/run.json
     the runs -> krnet.learners.scores.summarize -> mean and standard deviation by method
 
-Each folder OUT/ORDER/seed-N is what `learn_all` writes: its methods share base tasks.
+Each folder OUT/ORDER/seed-N is what `learn_all` writes: its methods share base tasks. Several processes share the runs:
+each learns some, and whoever needs a base task that another one trains waits for it.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ def learn_many(
     watch: Watch | None = None,
     log: Callable[[Path], Watch] | None = None,
     finished: Callable[[Run], None] | None = None,
+    share: tuple[int, int] = (0, 1),
 ) -> list[Run]:
     """Learn with every method in every class order with every seed. Returns the runs: by order, then seed, then method.
 
@@ -51,24 +53,36 @@ def learn_many(
     watch     as for `krnet.learn`; the names it is told hold the order and the seed
     log       called with each folder OUT/ORDER/seed-N; returns a watcher of the runs in it
     finished  called with each run as soon as it ends, and with those that `resume` finds finished
+    share     (k, n): this process has run k and each n-th one after it, and others have the rest; returns its own runs
     """
     check_unique("methods", methods)
     check_unique("seeds", seeds)
     check_unique("orders", [_order_folder(split) for split in splits])
     own_settings = settings_of(methods, settings or {}, data, preset)
-    groups = [(split, seed, run_folder(out, split, seed)) for split in splits for seed in seeds]
-    for split, seed, folder in groups:
+    pairs = [(split, seed) for split in splits for seed in seeds]
+    groups = [
+        (split, seed, run_folder(out, split, seed), own)
+        for group, (split, seed) in enumerate(pairs)
+        if (own := own_share(methods, share, first=group * len(methods)))
+    ]
+    for split, seed, folder, own in groups:
         task_loop.check_all(
-            methods, data, split, out=folder, settings=own_settings, seed=seed, device=device, resume=resume
+            own, data, split, out=folder, settings=own_settings, seed=seed, device=device, resume=resume
         )
     runs: list[Run] = []
-    for split, seed, folder in groups:
+    for split, seed, folder, own in groups:
         watch_group = _watch_group(f"{split.order_name} seed {seed}", watch, log(folder) if log else None)
         runs += task_loop.learn_all(
-            methods, data, split, out=folder, settings=settings, preset=preset, shared=shared, seed=seed,
+            methods, data, split, out=folder, settings=settings, preset=preset, shared=shared, only=own, seed=seed,
             device=device, resume=resume, watch=watch_group, finished=finished,
         )  # fmt: skip
     return runs
+
+
+def own_share(methods: Sequence[str], share: tuple[int, int], first: int = 0) -> list[str]:
+    """The methods that are this process's, if runs are counted from `first` on."""
+    number, count = share
+    return [method for run, method in enumerate(methods, first) if run % count == number]
 
 
 def run_folder(out: AnyPath, split: TaskSplit, seed: int) -> Path:

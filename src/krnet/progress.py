@@ -56,13 +56,13 @@ def announcing(watch: Watch | None) -> Callable[[str], None]:
     return lambda name: None if watch is None else watch(Progress(name))
 
 
-def counting(watch: Watch | None, name: str, total: int, unit: str = "samples") -> Callable[[int], None]:
-    """Return tell(done), which tells `watch` that `done` of `total` units are done."""
+def counting(watch: Watch | None, name: str, total: int) -> Callable[[int], None]:
+    """Return tell(done), which tells `watch` that `done` of `total` samples are done."""
     started = time.perf_counter()
 
     def tell(done: int) -> None:
         if watch:
-            watch(Progress(name, done / max(1, total), done, unit, time.perf_counter() - started))
+            watch(Progress(name, done / max(1, total), done, "samples", time.perf_counter() - started))
 
     return tell
 

@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 4 -m krnet encode ...  ->  this_rank() -> Rank(number=2, count=4): share 2/4, GPU 2
 
 The command line alone asks for ranks, and gives the library a share and a device: a training script that torchrun
-starts may call krnet in one of its processes, and gets all of the work done. When they encode and extract, ranks do not
-talk to each other (when they fit, they do: team.py). Each writes files of its own; rank 0 looks until those of all are
+starts may call krnet in one of its processes, and gets all of the work done. Ranks that encode, extract or learn do not
+talk to each other (those that record do: team.py). Each writes files of its own; rank 0 looks until those of all are
 there, and prints the result. torchrun ends them all if one of them dies.
 """
 
@@ -98,8 +98,8 @@ def refuse_several(command: str, rank: Rank) -> None:
     if rank.count > 1:
         raise RankError(
             f"`krnet {command}` runs in one process, and torchrun has started {rank.count}; expected record, "
-            f"encode or extract, which share their work. Give this command without torchrun; if one process of a job "
-            f"starts it, and it is to run alone, unset WORLD_SIZE for it"
+            f"encode, extract or learn, which share their work. Give this command without torchrun; if one process of "
+            f"a job starts it, and it is to run alone, unset WORLD_SIZE for it"
         )
 
 

@@ -20,16 +20,15 @@ from krnet.appending import Addition, grown_contents
 from krnet.config import check_choice
 from krnet.device import pick_device
 from krnet.errors import (
-    FeatureError,
     InputError,
     NotARecordingError,
     OversizedRecordingError,
-    RecordingError,
 )
 from krnet.features.ids import resolve_ids
+from krnet.features.labels import stored_labels
 from krnet.features.samples import Samples
 from krnet.features.sequences import Sequences, check_lengths, no_sequences, stored_lengths
-from krnet.features.source import open_features, stored_labels
+from krnet.features.source import open_features
 from krnet.features.stats import normalise, not_finite
 from krnet.io import archive
 from krnet.io.atomic import AnyPath
@@ -41,20 +40,13 @@ from krnet.io.stored_rows import Rows
 from krnet.io.writable import check_writable
 from krnet.loading.loader import Loader
 from krnet.progress import Watch, closing_watch
-from krnet.recorders.base import PROBE_SAMPLES, Replayer, check_package, get_recorder, recorder_names, written_by
+from krnet.recorders.base import PROBE_SAMPLES, Replayer, written_by
+from krnet.recorders.checks import check_package, check_projects
 from krnet.recorders.memory import replay_bytes, sample_bytes
 from krnet.recording_data import RecordingDataset
-from krnet.recording_file import check_probe, destination
+from krnet.recording_file import check_fields, check_probe, destination, naming
 
 PRECISIONS = ("exact", "fast")
-NUMBER = (int, float)
-# Metadata that `info` and `verify` need, with their types; Samples and the recorder check what they need themselves.
-FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
-    "settings": dict, "fit": dict, "features": str, "feature_bytes": int, "iterations": int, "stopped_by": str,
-    "metrics.mse": NUMBER, "metrics.r2": NUMBER, "metrics.zero_ratio": NUMBER, "times.fit_seconds": NUMBER,
-    "versions": dict,
-}  # fmt: skip
-FIELD_MINIMA = {"feature_bytes": 1, "iterations": 0}
 CHUNK_BYTES = 64 << 20  # features decoded at once: bounds the memory of a large request beside its result
 
 
@@ -94,14 +86,13 @@ class Recording:
         if trunk is not None and "trunk" not in self._recorder.replay_inputs:
             raise InputError(f"{kept.path}: a trunk is given, and recorder {self.recorder} needs none; leave it out")
         self._trunk = trunk
-        _check_fields(kept)
+        check_fields(kept)
         self._samples = self._read_samples()
         self._replayer: Replayer | None = None
 
     def _read_samples(self) -> Samples:
         kept = self._archive
-        read = lambda name: kept.tensor(name) if name in kept.names else None  # noqa: E731
-        return Samples.recall(kept.metadata, kept.nbytes, read, kept.path, kept.limit)
+        return Samples.recall(kept.metadata, kept.nbytes, kept.get, kept.path, kept.limit)
 
     def __getstate__(self) -> dict[str, Any]:
         # Workers read the tensors from the file: that is cheaper than to send them, and sends nothing on a GPU.
@@ -326,17 +317,9 @@ class Recording:
         >>> shown.shape, float((shown - unseen).abs().max()) < 0.1
         (torch.Size([8, 4, 3, 3]), True)
         """
-        if not self._recorder.projects:
-            able = [name for name in recorder_names() if get_recorder(name).projects]
-            raise InputError(
-                f"{self.path}: written by recorder {self.recorder}, which cannot code features that it was not fitted "
-                f"to; those that can are {', '.join(able)}. Record with one of them to project features"
-            )
+        check_projects(self._recorder, self.path, "Record with one of them to project features")
         source, step = open_features(features), self._chunk_samples
-        if source.shape != self.shape:
-            raise FeatureError(
-                f"{source.name}: samples of {source.shape}; {self.path} holds samples of {self.shape}. Give such ones"
-            )
+        source.check_shape(self.shape, self.path)
         replayer = self.load()
         result = torch.empty((len(source), *self.shape), device=self.device)
         for ids in torch.arange(len(source)).split(step):
@@ -366,13 +349,8 @@ class Recording:
             self._check_size(settings)
             if not self._recorder.replays_without_package:
                 check_package(self._recorder)
-            try:
+            with naming(self.path):
                 self._replayer = self._recorder.replay(self._samples, settings, self._archive, self.device)
-            except RecordingError as error:
-                if str(error).startswith(str(self.path)):
-                    raise
-                # A recorder does not know the path.
-                raise type(error)(f"{self.path}: {error}") from error
             self._replayer.trunk = self._trunk
         return self._replayer
 
@@ -576,20 +554,3 @@ class Recording:
             self, batch_size, shuffle, seed, drop_last=drop_last, buffer=buffer, prefetch=prefetch,
             num_workers=num_workers, share=share,
         )  # fmt: skip
-
-
-def _check_fields(opened: archive.Archive) -> None:
-    """Refuse metadata that lacks a field or has a value that no recording has."""
-    for field, kind in FIELD_TYPES.items():
-        value: Any = opened.metadata
-        for name in field.split("."):
-            value = value.get(name) if isinstance(value, dict) else None
-        is_valid = isinstance(value, kind) and not isinstance(value, bool)
-        if is_valid and isinstance(value, NUMBER):
-            is_valid = abs(value) < 2**63  # JSON may hold integers that are too large for a float
-        if is_valid and field in FIELD_MINIMA:
-            is_valid = FIELD_MINIMA[field] <= value < 2**63
-        if not is_valid:
-            raise NotARecordingError(
-                f"{opened.path}: metadata {field!r} is {value!r:.99}; expected another value. {RESTORE}"
-            )

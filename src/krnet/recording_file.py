@@ -3,6 +3,7 @@
 Job, Content    -> file_contents  -> tensors and metadata of the file, with the error of its replays
 a finished file -> check_finished -> refused unless samples, settings and budget are those of the call
 OUT, or nothing -> destination    -> the path to write to
+an opened file  -> check_fields   -> refused unless its metadata are those of a recording
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
@@ -24,19 +26,19 @@ from krnet.errors import (
     BudgetError,
     ChangedFeaturesError,
     FeatureError,
-    InputError,
     MissingTensorError,
     NonFiniteLossError,
     NotARecordingError,
     ProbeError,
+    RecordingError,
     ResumeError,
 )
+from krnet.features.feature_source import FeatureSource
 from krnet.features.metrics import Fidelity, fidelity
 from krnet.features.samples import Samples
-from krnet.features.source import FeatureSource
 from krnet.features.stats import FeatureStats, changed, check_unchanged, metric_range, normalise, scan
 from krnet.io import archive
-from krnet.io.atomic import AnyPath
+from krnet.io.atomic import AnyPath, check_place
 from krnet.io.header import RESTORE
 from krnet.io.ledger import package_version
 from krnet.io.stored_rows import MadeRows
@@ -48,6 +50,14 @@ REPLACE = "leave out --resume (in Python, resume=True) to replace it"
 NONE_GIVEN = torch.zeros(0)
 PROBE_TOLERANCE = 1e-4  # relative to the largest value; devices and thread counts differ by about 1e-6
 MAX_MSE = 2.0**62  # a header holds no larger number (recording.py)
+NUMBER = (int, float)
+# Metadata that `info` and `verify` need, with their types; Samples and the recorder check what they need themselves.
+FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
+    "settings": dict, "fit": dict, "features": str, "feature_bytes": int, "iterations": int, "stopped_by": str,
+    "metrics.mse": NUMBER, "metrics.r2": NUMBER, "metrics.zero_ratio": NUMBER, "times.fit_seconds": NUMBER,
+    "versions": dict,
+}  # fmt: skip
+FIELD_MINIMA = {"feature_bytes": 1, "iterations": 0}
 
 Decode = Callable[[Tensor], Tensor]  # IDs (B,) -> features (B, *shape)
 FileContents = tuple[dict[str, Tensor | MadeRows], dict[str, Any]]  # tensors, metadata
@@ -60,10 +70,7 @@ def destination(out: AnyPath | None) -> tuple[object, Path]:
     """
     if out is not None:
         path = check_name(out)
-        if not path.parent.is_dir():
-            raise InputError(f"{path}: no folder {path.parent}; create it or choose another place")
-        if path.is_dir():
-            raise InputError(f"{path}: is a folder; expected the name of a file to write")
+        check_place(path)
         return None, path
     keeper = TemporaryFolder()
     return keeper, keeper.path / "recording.krn"
@@ -169,6 +176,34 @@ def describe_features(job: Job, decode: Decode) -> dict[str, Any]:
         "feature_dtype": dtype_name(job.source.dtype),
         "metrics": {"mse": measured.mse, "r2": measured.r2, "zero_ratio": job.stats.zero_ratio},
     }
+
+
+def check_fields(opened: archive.Archive) -> None:
+    """Refuse metadata that lacks a field or has a value that no recording has."""
+    for field, kind in FIELD_TYPES.items():
+        value: Any = opened.metadata
+        for name in field.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+        is_valid = isinstance(value, kind) and not isinstance(value, bool)
+        if is_valid and isinstance(value, NUMBER):
+            is_valid = abs(value) < 2**63  # JSON may hold integers that are too large for a float
+        if is_valid and field in FIELD_MINIMA:
+            is_valid = FIELD_MINIMA[field] <= value < 2**63
+        if not is_valid:
+            raise NotARecordingError(
+                f"{opened.path}: metadata {field!r} is {value!r:.99}; expected another value. {RESTORE}"
+            )
+
+
+@contextmanager
+def naming(path: object) -> Iterator[None]:
+    """Errors begin with the path of the file: what decodes its tensors, such as a recorder, does not know it."""
+    try:
+        yield
+    except RecordingError as error:
+        if str(error).startswith(str(path)):
+            raise
+        raise type(error)(f"{path}: {error}") from error
 
 
 def read_parts(metadata: Mapping[str, Any], path: Path) -> list[int]:

@@ -11,10 +11,6 @@ form they had.
 from __future__ import annotations
 
 import copy
-import math
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -27,32 +23,28 @@ from torch import Tensor, nn
 
 from krnet.config import format_size
 from krnet.data import augment, protocol
-from krnet.data.dataset import DataSet, Split
+from krnet.data.dataset import DataSet
+from krnet.data.pixels import as_pixels
 from krnet.data.spec import DataSpec
 from krnet.device import exact_math, pick_device
-from krnet.errors import BusyFolderError, DataError, InputError, RecordingError, ResumeError, RunError
+from krnet.errors import RecordingError, RunError
 from krnet.io import archive, ledger
-from krnet.io.atomic import AnyPath, read_json
-from krnet.io.header import digest
+from krnet.io.atomic import AnyPath
+from krnet.io.run_file import RUN_FILE
 from krnet.io.temporary import TemporaryFolder
 from krnet.learners import base
 from krnet.nn import backbones
 from krnet.report import figures
+from krnet.run_files import DATA_KEY, STATE_FILE, check_kept_files, read_results, reading
 from krnet.train.classifier import Images
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-STATE_FILE, RUN_FILE, SETTINGS_FILE = "state.krn", "run.json", "settings.json"
-DATA_KEY = "data"
-"""The name of the data set's DataSpec among the metadata of state.krn; files of earlier versions lack it."""
-KEPT_KEY = "kept_files"
-"""Among the same metadata: name and checksum of each file that the learner keeps; earlier versions lack it."""
 ROW_COLUMNS = ("settings", "versions", "class_order", "device", "seed")
 """Keys of run.json that a row of the ledger has beside its metrics."""
 STORAGE_SUMS = ("total", "equivalent_exemplars")
 """Keys of `storage_bytes` that are no parts."""
-NEEDED_KEYS = ("method", "row", "class_order", "tasks", "accuracy", "last", "storage_bytes", "settings")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +201,7 @@ class Run(dict[str, Any]):
         >>> (labels == digits.test.labels).double().mean().item() == run["last"]
         True
         """
-        pixels = _as_pixels(images, self._data.image_shape)
+        pixels = as_pixels(images, self._data.image_shape)
         learner, row = self._learner, self["row"]
         order = torch.tensor(self["class_order"])  # (classes,): the label of each output
         answers = [torch.empty(0, dtype=torch.int64)]
@@ -266,7 +258,7 @@ class Run(dict[str, Any]):
             context = base.Context(self._data.blank(device), split, device, self.get("seed", 0), self.folder)
             learner = base.get_learner(self["method"])(context, config)
             try:
-                learner.restore(len(self["tasks"]) - 1, {name: state.tensor(name) for name in state.names})
+                learner.restore(len(self["tasks"]) - 1, state.tensors())
             except (KeyError, RuntimeError, AssertionError) as error:
                 raise RunError(
                     f"{self.folder / STATE_FILE}: not the network that {RUN_FILE} beside it describes ({error})"
@@ -311,7 +303,7 @@ def load_run(
     torch.Size([5])
     """
     folder = Path(folder)
-    results = _read_results(folder)
+    results = read_results(folder)
     if data is not None and results.get("data_digest") not in (None, data.digest):
         raise RunError(
             f"{folder}: learned from {results.get('data')} ({results['data_digest']}), and {data.name} ({data.digest}) "
@@ -348,146 +340,3 @@ def has_row(run: Run) -> bool:
     return any(
         row["seed"] == run["seed"] and all(row["metrics"].get(key) == run[key] for key in keys) for row in ledger.read()
     )
-
-
-def check_kept_files(folder: Path, metadata: Mapping[str, Any]) -> None:
-    """Refuse files beside state.krn that are not those it was written with, such as the recordings of another run."""
-    kept = metadata.get(KEPT_KEY, {})
-    for name, checksum in (kept if isinstance(kept, dict) else {}).items():
-        path = folder / Path(name).name
-        if not path.is_file():
-            raise ResumeError(f"{path}: no such file, and {folder / STATE_FILE} needs it. {_START_AGAIN}")
-        if checksum_of(path) != checksum:
-            raise ResumeError(
-                f"{path}: is not the file that this run wrote, but another run's, or changed since. {_START_AGAIN}"
-            )
-
-
-def checksum_of(path: Path) -> str:
-    """The checksum of a recording, which its header states; of another file, that of its bytes."""
-    return archive.open_archive(path).checksum if archive.has_magic(path) else digest(path.read_bytes())
-
-
-_START_AGAIN = "Put the file of this run back, or start again in another folder"
-
-
-def _read_results(folder: Path) -> dict[str, Any]:
-    path = folder / RUN_FILE
-    if not path.exists():
-        raise RunError(f"{folder}: {_explain_missing(folder)}")
-    try:
-        results = read_json(path)
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path}: cannot be read ({error}); expected what `krnet learn` writes") from error
-    missing = [name for name in NEEDED_KEYS if name not in results]
-    if missing:
-        raise RunError(f"{path}: lacks {', '.join(missing)}; expected what `krnet learn` writes")
-    check_results(path, results)
-    return results
-
-
-def check_results(path: Path, results: Mapping[str, Any]) -> None:
-    """Refuse values of another shape than those of a run: whoever uses them may rely on it."""
-    tasks, order, settings = results["tasks"], results["class_order"], results["settings"]
-    is_share = lambda value: _is_number(value) and 0 <= value <= 1  # noqa: E731
-    valid = {
-        "method": isinstance(results["method"], str) and results["method"] in base.learner_names(),
-        "row": isinstance(results["row"], str),
-        "class_order": isinstance(order, list)
-        and all(type(label) is int for label in order)
-        and sorted(order) == list(range(len(order))),
-        "tasks": isinstance(tasks, list) and all(type(size) is int and size > 0 for size in tasks) and bool(tasks),
-        "last": is_share(results["last"]),
-        "accuracy": isinstance(results["accuracy"], list)
-        and all(value is None or is_share(value) for value in results["accuracy"]),
-        "storage_bytes": isinstance(results["storage_bytes"], dict)
-        and all(map(_is_number, results["storage_bytes"].values()))
-        and "total" in results["storage_bytes"],
-        "settings": isinstance(settings, dict) and isinstance(settings.get("backbone"), str),
-        "seed": type(results.get("seed", 0)) is int,
-        "data": isinstance(results.get("data", ""), str),
-        "average": results.get("average") is None or is_share(results["average"]),
-        "validation": type(results.get("validation") or 0) is int,
-    }
-    valid["class_order"] = valid["class_order"] and valid["tasks"] and sum(tasks) == len(order)
-    valid["accuracy"] = valid["accuracy"] and valid["tasks"] and len(results["accuracy"]) == len(tasks)
-    wrong = [name for name, is_valid in valid.items() if not is_valid]
-    if wrong:
-        name = wrong[0]
-        raise RunError(f"{path}: {name} is {results.get(name)!r:.99}; expected what `krnet learn` writes")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-@contextmanager
-def reading(path: Path, kind: type[InputError]) -> Iterator[None]:
-    """Turn whatever goes wrong while the content of a run's file is used into an error that names the file."""
-    try:
-        yield
-    except (RecordingError, RunError, ResumeError, BusyFolderError):
-        raise
-    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise kind(f"{path}: not what `krnet learn` writes ({type(error).__name__}: {error!s:.300})") from error
-
-
-def _explain_missing(folder: Path) -> str:
-    if not folder.is_dir():
-        return "no such folder; expected that of a finished run (out=, --out)"
-    runs = sorted(path.parent.name for path in folder.glob(f"*/{RUN_FILE}"))
-    if runs:
-        return f"holds the runs {', '.join(runs)}; give the folder of one of them, such as {folder / runs[0]}"
-    if not (folder / SETTINGS_FILE).exists():
-        return f"holds no {RUN_FILE}; expected the folder of a finished run (out=, --out)"
-    state = folder / STATE_FILE
-    num_done = len(archive.open_archive(state).metadata.get("task_seconds", ())) if state.exists() else 0
-    done = "1 task is done" if num_done == 1 else f"{num_done} tasks are done"
-    return (
-        f"its run is unfinished: {done}. Finish it with the same call and resume=True, or the same command and --resume"
-    )
-
-
-def _as_pixels(images: Any, shape: tuple[int, int, int]) -> Tensor:
-    """Images as (N, C, H, W) uint8, without a copy if they have that form."""
-    images = images.images if isinstance(images, Split) else images
-    found = images if isinstance(images, Tensor) else _as_tensor(images)
-    channels, height, width = shape
-    if found.dtype != torch.uint8:
-        raise _wrong_type(found.dtype)
-    if found.shape[1:] == shape:
-        return found
-    if found.shape[1:] == (height, width, channels):
-        return found.permute(0, 3, 1, 2)
-    if found.shape[1:] == (height, width) and channels == 1:
-        return found[:, None]
-    grey = f", or (N, {height}, {width}) as they are grey" if channels == 1 else ""
-    one = ". Give a single image as images[None]" if found.dim() < 4 else ""
-    raise DataError(
-        f"images have shape {tuple(found.shape)}; expected (N, {channels}, {height}, {width}), the size of the images "
-        f"that were learned, or (N, {height}, {width}, {channels}){grey}{one}"
-    )
-
-
-def _as_tensor(images: Any) -> Tensor:
-    """An array of uint8, or lists of numbers, as a tensor; an array is not copied."""
-    try:
-        array = np.ascontiguousarray(images)
-    except ValueError as error:
-        raise DataError(
-            f"images are no array ({error}); expected images of one size, as an array or a tensor"
-        ) from error
-    if array.dtype.kind not in "biuf":
-        raise DataError(
-            f"images are of type {type(images).__name__}; expected an array or a tensor of uint8, or part of a data "
-            f"set, such as data.test"
-        )
-    if array.dtype != np.uint8:
-        raise _wrong_type(array.dtype)
-    with warnings.catch_warnings():  # torch warns of arrays that cannot be written to: nothing here writes
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(array)
-
-
-def _wrong_type(dtype: object) -> DataError:
-    return DataError(f"images are {dtype}; expected uint8 from 0 to 255. Floats that are normalised go to run.model")

@@ -50,7 +50,7 @@ import torch
 import krnet
 from krnet.errors import KrnetError
 from krnet.nn import fingerprint
-from krnet.recorders.images import recorder as images
+from krnet.recorders.images import network as images
 
 class Corner(torch.nn.Module):
     def forward(self, x):

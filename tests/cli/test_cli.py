@@ -20,8 +20,7 @@ from typer.testing import CliRunner
 import krnet
 from krnet.cli import app as cli
 from krnet.cli import bench as cli_bench
-from krnet.cli import output as tables
-from krnet.cli import progress
+from krnet.cli import progress, recording_rows
 from krnet.config import describe
 from krnet.io import archive
 from krnet.learners.base import learner_names
@@ -221,13 +220,13 @@ def test_missed_target_is_a_warning_that_says_what_to_do(folder: Path, tmp_path:
 
 
 def test_the_warning_tells_an_r2_from_the_target_that_it_missed() -> None:
-    assert tables.number_below(0.91234, 0.95) == "0.9123"
-    assert tables.number_below(0.9999851, 0.99999) == "0.999985"
+    assert recording_rows.number_below(0.91234, 0.95) == "0.9123"
+    assert recording_rows.number_below(0.9999851, 0.99999) == "0.999985"
 
 
 def test_a_fit_without_iterations_has_its_seconds() -> None:
-    assert tables.fit_text({"iterations": 0, "fit_seconds": 13.93}) == "13.9 s"
-    assert tables.fit_text({"iterations": 0, "fit_seconds": 0.0}) == "none needed"
+    assert recording_rows.fit_text({"iterations": 0, "fit_seconds": 13.93}) == "13.9 s"
+    assert recording_rows.fit_text({"iterations": 0, "fit_seconds": 0.0}) == "none needed"
 
 
 @pytest.mark.parametrize("command", [cli.plan, cli.record, cli.verify, cli.replay, cli.learn, cli_bench.rate])

@@ -21,7 +21,7 @@ import krnet
 from krnet import data, protocol
 from krnet import task_loop as learning
 from krnet.cli import app as cli
-from krnet.cli import output
+from krnet.cli import output, run_tables
 from krnet.config import describe
 from krnet.data import folder as imagefolder
 from krnet.io import archive, ledger
@@ -171,7 +171,7 @@ def a_run(method: str = "kril", forgetting: float | None = 0.1, total: int = 45_
 def test_the_table_has_a_unit_beside_each_size_and_says_that_bytes_are_counted_as_images(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    output.show_runs([a_run(), a_run("joint", total=153_700_000), a_run("finetune", total=0)])
+    run_tables.show_runs([a_run(), a_run("joint", total=153_700_000), a_run("finetune", total=0)])
     _, head, *rows = capsys.readouterr().out.splitlines()
     assert head.split()[-4:] == ["stored", "as", "images", "seconds"] and len(rows) == 3
     for row, expected in zip(rows, ("45.1 kB 15", "154 MB 50,033", "0 bytes 0"), strict=True):
@@ -182,7 +182,7 @@ def test_the_table_has_a_unit_beside_each_size_and_says_that_bytes_are_counted_a
 def test_only_negative_forgetting_is_explained(
     capsys: pytest.CaptureFixture[str], forgetting: float | None, explained: bool
 ) -> None:
-    output.show_runs([a_run(forgetting=0.1), a_run(forgetting=forgetting)])
+    run_tables.show_runs([a_run(forgetting=0.1), a_run(forgetting=forgetting)])
     assert ("Forgetting below 0: " in capsys.readouterr().out) is explained
 
 

@@ -16,10 +16,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import krnet
 from krnet.errors import DataError, InputError, ResumeError, SettingError, ShardError
+from krnet.features.labels import stored_labels
 from krnet.features.shards import output as module
 from krnet.features.shards.index import INDEX_NAME
 from krnet.features.shards.shard import shard_name
-from krnet.features.source import open_features, stored_labels
+from krnet.features.source import open_features
 
 N, BATCH, ROW_BYTES = 50, 4, 4 * 4 * 4 * 3
 IMAGES = torch.randint(0, 256, (N, 3, 6, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))

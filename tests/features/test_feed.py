@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from krnet.errors import FeatureError
 from krnet.features import feed as module
+from krnet.features.feature_source import FeatureSource
 from krnet.features.feed import Feed
-from krnet.features.source import FeatureSource, open_features
+from krnet.features.source import open_features
 
 CPU = torch.device("cpu")
 VALUES = torch.arange(50.0).view(50, 1).expand(50, 3).contiguous()

@@ -12,9 +12,10 @@ from safetensors.torch import save, save_file
 
 import krnet
 from krnet.errors import FeatureError, InputError, ShardError, StoreError
+from krnet.features.labels import has_labels, stored_labels
 from krnet.features.shards.index import INDEX_NAME
 from krnet.features.shards.shard import shard_name
-from krnet.features.source import has_labels, open_features, stored_labels
+from krnet.features.source import open_features
 from krnet.io import remote
 from range_server import serving
 

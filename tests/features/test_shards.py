@@ -12,12 +12,13 @@ from safetensors.torch import load_file, save_file
 
 import krnet
 from krnet.errors import FeatureError, InputError, ShardError
+from krnet.features.labels import has_labels, stored_labels
 from krnet.features.shards import source as shard_source
 from krnet.features.shards.folder import check_folder, merge
 from krnet.features.shards.index import INDEX_NAME
 from krnet.features.shards.ranges import cut, missing, text
 from krnet.features.shards.shard import shard_name, write_shard
-from krnet.features.source import has_labels, open_features, stored_labels
+from krnet.features.source import open_features
 
 N, SHAPE = 23, (3, 2, 2)
 LABELS = torch.arange(N) * 7 % 5

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 import warnings
 import zipfile
@@ -14,8 +15,9 @@ import torch
 from safetensors.torch import save_file
 
 from krnet.errors import FeatureError, InputError, LabelError
-from krnet.features import source as module
-from krnet.features.source import check_labels, open_features
+from krnet.features import arrays
+from krnet.features.labels import check_labels
+from krnet.features.source import open_features
 from krnet.features.stats import denormalise, normalise, scan
 
 h5py = pytest.importorskip("h5py")
@@ -29,7 +31,7 @@ VALUES[VALUES < 0] = 0  # like a ReLU
 
 def _python(script, *arguments):
     """Run a script in a fresh interpreter that finds the package under test."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(module.__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(arrays.__file__).parents[2])}
     command = [sys.executable, "-c", script, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
@@ -204,7 +206,7 @@ def test_samples_may_be_vectors_or_single_numbers(shape, store):
 
 @pytest.mark.parametrize("options", [{}, {"chunks": (1, *SHAPE)}, {"chunks": (NUM_SAMPLES, 1, 4, 5)}])
 def test_blocks_of_sliced_storage_stay_within_their_bound(options, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "BLOCK_BYTES", 4 * VALUES[0].nbytes)
+    monkeypatch.setattr(arrays, "BLOCK_BYTES", 4 * VALUES[0].nbytes)
     dataset = h5py.File(_h5(tmp_path, **options), "r")["group/features"]
     sizes = []
 
@@ -242,7 +244,7 @@ def test_unflushed_changes_in_a_shared_map_survive_reading(tmp_path):
 def test_unpacked_npz_leaves_no_file_behind(tmp_path, monkeypatch):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    monkeypatch.setattr(module.tempfile, "tempdir", str(scratch))
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     source = open_features(_npz(tmp_path, np.savez_compressed))
     assert list(scratch.iterdir()) == []
     assert torch.equal(source.read(IDS), torch.from_numpy(VALUES)[IDS])

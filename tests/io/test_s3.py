@@ -5,7 +5,8 @@ import torch
 
 import krnet
 from krnet.errors import StoreError
-from krnet.features.source import open_features, stored_labels
+from krnet.features.labels import stored_labels
+from krnet.features.source import open_features
 from krnet.io.folders import list_folder
 from krnet.io.places import Url
 

@@ -24,8 +24,9 @@ from krnet.cli.app import app
 from krnet.coding import image_codec as _encoded
 from krnet.errors import InputError, SettingError
 from krnet.learners.kril import learner as kril
+from krnet.nn.fingerprint import fingerprint
 from krnet.nn.loaded import read_trunk
-from krnet.recorders.images import recorder
+from krnet.recorders.images import budget as search
 from learning_tools import assert_same_run, settings_for, small_tasks
 
 CPU = torch.device("cpu")
@@ -80,7 +81,7 @@ def test_without_a_budget_an_image_is_encoded_once(digits, tmp_path, monkeypatch
 
 @pytest.mark.parametrize(("budget", "single"), [(17_000, False), (17_000, True), (60_000, False)])
 def test_all_recordings_together_keep_the_budget(digits, tmp_path, monkeypatch, budget, single):
-    monkeypatch.setattr(recorder, "SEARCH_SAMPLES", 24)
+    monkeypatch.setattr(search, "SEARCH_SAMPLES", 24)
     learner = make(digits, tmp_path, recorder="images", budget=budget, single=single, **QUICK)
     for task in range(3):
         run_task(learner, task, tmp_path)
@@ -159,7 +160,7 @@ def recorded(files: Path, out: Path, *more: object, trunk: str = "free.pt2") -> 
 @pytest.mark.parametrize("name", ["free.pt2", "fixed.pt2", "script.pt"])
 def test_a_trunk_is_the_same_in_every_form(files, name):
     trunk, images = read_trunk(files / name, CPU), torch.rand(17, 3, 16, 16)
-    assert recorder.fingerprint(trunk) == recorder.fingerprint(make_trunk())
+    assert fingerprint(trunk) == fingerprint(make_trunk())
     with torch.no_grad():
         for part in (images, images[:1]):
             torch.testing.assert_close(trunk(part), make_trunk()(part), atol=1e-5, rtol=1e-5)

@@ -300,7 +300,7 @@ def test_a_learner_that_uses_later_classes_is_caught(digits, cheat, tmp_path, le
 
 
 def test_judging_on_training_images_is_caught(digits, tmp_path, monkeypatch):
-    count = learning._count_correct
+    count = learning.count_correct
     trained = replace(digits, test=digits.train)
 
     def count_on_training_images(learner: base.Learner, task: int) -> Any:
@@ -311,6 +311,6 @@ def test_judging_on_training_images_is_caught(digits, tmp_path, monkeypatch):
         finally:
             learner.context = own
 
-    monkeypatch.setattr(learning, "_count_correct", count_on_training_images)
+    monkeypatch.setattr(learning, "count_correct", count_on_training_images)
     with pytest.raises(AssertionError, match="judged on other images"):
         check_judged(learn("finetune", digits, tmp_path), digits)

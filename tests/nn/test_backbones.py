@@ -296,17 +296,6 @@ def test_frozen_batchnorm_keeps_its_statistics_under_train_and_its_scale_still_t
     assert not torch.equal(net.blocks[0].bn1.weight, scale)
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_batchnorm_can_be_thawed_and_is_then_in_the_mode_of_its_network(training):
-    net = build("resnet8").train(training)
-    freeze_batchnorm(net)
-    freeze_batchnorm(net, False)
-    assert all(module.training == training for module in net.modules())
-    before = statistics(net)
-    net(torch.randn(8, 3, 8, 8))
-    assert all(torch.equal(a, b) for a, b in zip(statistics(net), before)) != training
-
-
 def test_batchnorm_that_would_not_stay_frozen_is_refused():
     with pytest.raises(SettingError, match="BatchNorm2d"):
         freeze_batchnorm(nn.Sequential(nn.BatchNorm2d(3)))

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import krnet
-from krnet import api
 from krnet.cli import app as cli
 from krnet.coding.search import find_least, smallest_file_reaching
 from krnet.config import format_size, parse_size, parse_sizes
@@ -24,8 +23,10 @@ from krnet.features.samples import Samples
 from krnet.features.source import open_features
 from krnet.features.stats import scan
 from krnet.io import archive
-from krnet.recorders.base import Content, Job, Recorder, get_recorder, overhead_bytes
+from krnet.recorders.base import Content, Job, Recorder, get_recorder
 from krnet.recorders.maps import LEARNED_CACHE
+from krnet.recorders.sizes import overhead_bytes
+from krnet.recording_file import file_contents
 from krnet.train.config import FitConfig
 from maps import relu_maps, signed_maps
 
@@ -231,7 +232,7 @@ def test_the_overhead_of_a_file_is_bounded_from_just_above(recorder, labelled, t
 def test_the_size_of_a_file_is_known_before_it_is_written(maps, tmp_path):
     job = job_for(*maps, step=0.1)
     recorder = get_recorder("quantized")
-    tensors, metadata = api.file_contents(job, recorder, recorder.fit(job))
+    tensors, metadata = file_contents(job, recorder, recorder.fit(job))
     archive.write(tmp_path / "x.krn", tensors, metadata)
     assert archive.file_bytes(tensors, metadata) == os.stat(tmp_path / "x.krn").st_size
 

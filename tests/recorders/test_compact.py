@@ -17,6 +17,7 @@ from krnet.recorders.compact.budget import LONG_FIT_LIMITS, affordable_widths, i
 from krnet.recorders.compact.codes import laplace_bits
 from krnet.recorders.compact.network import CompactConfig, CompactNet
 from krnet.recorders.compact.recorder import CompactRecorder
+from krnet.recorders.compact.values_fit import ValuesFit
 from krnet.train.config import FitConfig
 from maps import relu_maps, signed_maps
 from watchers import of_fits
@@ -336,3 +337,22 @@ def test_a_fit_that_is_stopped_at_any_iteration_resumes_to_the_same_file(tmp_pat
         krnet.record(features, out=tmp_path / "b.krn", watch=press, **options)
     resumed = krnet.record(features, out=tmp_path / "b.krn", resume=True, **options)
     assert resumed.nbytes == straight.nbytes and torch.equal(resumed[:], straight[:])
+
+
+@pytest.mark.parametrize("fit", [CompactFit, ValuesFit])
+def test_codes_and_axes_that_grow_beyond_the_tables_of_the_coder_take_a_coarser_step(fit, monkeypatch):
+    """With room for the finest step the largest code has the largest symbol, and training may move it further."""
+    step = fit.step
+
+    def growing(self, iteration, progress):
+        with torch.no_grad():
+            if iteration == 5:
+                self.codes.mul_(1.2)
+                if fit is CompactFit:
+                    self.axes.mul_(1.2)
+        return step(self, iteration, progress)
+
+    monkeypatch.setattr(fit, "step", growing)
+    features = torch.randn(50, 4, 3, 3, generator=torch.Generator().manual_seed(0))
+    found = krnet.record(features, budget=100_000, iterations=20, components=0 if fit is ValuesFit else 5, device="cpu")
+    assert found.info()["iterations"] == 20 and len(found) == 50

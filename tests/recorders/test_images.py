@@ -24,9 +24,10 @@ from krnet.features.samples import Samples
 from krnet.features.source import open_features
 from krnet.features.stats import scan
 from krnet.io import archive
+from krnet.nn.fingerprint import fingerprint
 from krnet.recorders.base import Job, get_recorder
+from krnet.recorders.images import budget as search
 from krnet.recorders.images import codec as _recorded
-from krnet.recorders.images import recorder
 from krnet.train.config import FitConfig
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
@@ -151,9 +152,9 @@ def test_a_recording_moved_to_a_device_takes_its_trunk_along(kept):
 def test_a_trunk_in_training_mode_replays_as_in_evaluation_and_is_left_alone(kept):
     expected = krnet.open(kept, trunk=make_trunk())[:]
     trunk = make_trunk().train()
-    before = recorder.fingerprint(trunk)
+    before = fingerprint(trunk)
     assert torch.allclose(krnet.open(kept, trunk=trunk)[:], expected, atol=1e-5)
-    assert trunk.training and recorder.fingerprint(trunk) == before
+    assert trunk.training and fingerprint(trunk) == before
     assert all(p.requires_grad for p in trunk.parameters())
 
 
@@ -283,7 +284,7 @@ def test_settings_that_are_given_are_not_searched():
 
 @pytest.mark.parametrize("budget", [14_000, 18_000])
 def test_a_budget_is_met_and_nearly_used(budget, tmp_path, monkeypatch):
-    monkeypatch.setattr(recorder, "SEARCH_SAMPLES", 30)
+    monkeypatch.setattr(search, "SEARCH_SAMPLES", 30)
     settings = get_recorder("images").for_budget(job_for(), budget)
     path = tmp_path / "x.krn"
     info = record(out=path, **settings).info()
@@ -360,7 +361,7 @@ def test_in_another_quality_decoded_images_are_encoded_again(kept):
 
 @pytest.mark.parametrize("budget", [14_000, 20_000, 60_000])
 def test_a_budget_holds_for_old_and_new_images_together(kept, tmp_path, budget, monkeypatch):
-    monkeypatch.setattr(recorder, "SEARCH_SAMPLES", 30)
+    monkeypatch.setattr(search, "SEARCH_SAMPLES", 30)
     info = grow(kept, out=tmp_path / "x.krn", budget=budget).info()
     assert (tmp_path / "x.krn").stat().st_size <= budget
     assert (info["settings"]["codec"] in _encoded.LOSSLESS) == (budget == 60_000)

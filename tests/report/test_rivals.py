@@ -8,7 +8,7 @@ import pytest
 
 from krnet.report import views
 from krnet.report.figure import Entry
-from krnet.report.rivals import bytes_for, curves_of, rivals
+from krnet.report.rivals import bytes_for, curves_of, rivals, side_by_side
 
 SIZES = (0.25, 1, 4)
 
@@ -74,3 +74,22 @@ def test_the_figure_shows_the_lead_in_as_many_bytes_and_no_file_above_its_budget
     assert found is not None and [point.x for point in found.points] == [0.25, 1, 4]
     assert {point.series for point in found.points} == {"maps"}
     assert found.points[1].y == pytest.approx(0.2 - 0.2 * math.sqrt(0.5))
+
+
+def test_parts_stand_side_by_side_for_each_set_and_size():
+    runs = [entry(part, size, 100, r2, name) for name, size in (("a", 1), ("b", 1), ("a", 0.5))
+            for part, r2 in (("krnet", 0.9), ("no network", 0.8))]  # fmt: skip
+    assert cells(side_by_side([*runs, entry("whole", 1, 100, 0.7, "b")])) == [
+        ["a", "0.5", "0.9000", "0.8000", ""],
+        ["a", "1", "0.9000", "0.8000", ""],
+        ["b", "1", "0.9000", "0.8000", "0.7000"],
+    ]
+
+
+def test_the_bars_of_a_set_are_side_by_side_and_show_what_is_lost():
+    runs = [entry(part, 1, 100, r2, name) for part, r2 in (("krnet", 0.9), ("no network", 0.8)) for name in "ab"]
+    found = views.draw("parts", "n", "t", runs)
+    assert [(p.x, p.series, round(p.y, 9)) for p in found.points] == [
+        ("a: krnet", "krnet", 10), ("a: no network", "no network", 20),
+        ("b: krnet", "krnet", 10), ("b: no network", "no network", 20),
+    ]  # fmt: skip

@@ -177,11 +177,11 @@ def _try(answers: dict[str, Any], name: str, action: Any) -> Any:
 
 def _print_info(recording: Any) -> str:
     """What `krnet info` prints, as a table and as JSON."""
-    from krnet.cli import output
+    from krnet.cli import output, recording_rows
 
     summary = {"path": "x.krn", **recording.info()}
     with redirect_stdout(io.StringIO()) as printed:
-        output.show(summary, output.info_rows(summary), False)
+        output.show(summary, recording_rows.info_rows(summary), False)
         output.show(summary, [], True)
     return printed.getvalue()
 

@@ -25,8 +25,9 @@ from krnet.bench.picture import FILE, check_picture, draw_rows
 from krnet.config import from_dict
 from krnet.device import exact_math, pick_device
 from krnet.errors import DataError, FeatureError, InputError
+from krnet.features.feature_source import FeatureSource
 from krnet.features.metrics import r_squared
-from krnet.features.source import FeatureSource, open_features
+from krnet.features.source import open_features
 from krnet.features.trunk import CHANNEL_COUNTS, TrunkRunner, at_work
 from krnet.io.atomic import AnyPath
 from krnet.progress import Watch, closing_watch
@@ -195,6 +196,6 @@ def guesser(guess: Callable[[Tensor], Tensor], read: Read, device: torch.device)
     return lambda ids: guess(read(ids).to(device).float())
 
 
-def few_of(ids: Tensor, count: int = NUM_PICTURES) -> Tensor:
+def few_of(ids: Tensor) -> Tensor:
     """A few IDs, evenly spaced: of different classes where samples are sorted by class."""
-    return ids[torch.linspace(0, len(ids) - 1, min(count, len(ids))).round().long()]
+    return ids[torch.linspace(0, len(ids) - 1, min(NUM_PICTURES, len(ids))).round().long()]

@@ -15,16 +15,8 @@ from typing import Any
 
 from krnet.config import check_int, from_dict, parse_size
 from krnet.errors import SettingError
-from krnet.recorders.base import (
-    FLOAT_BYTES,
-    Recorder,
-    Stored,
-    check_inputs,
-    check_names,
-    default_recorder,
-    get_recorder,
-    tensor_bytes,
-)
+from krnet.recorders.base import FLOAT_BYTES, Recorder, Stored, default_recorder, get_recorder, tensor_bytes
+from krnet.recorders.checks import check_inputs, check_names
 from krnet.train.config import FitConfig
 
 UNKNOWN = 4  # stands for a setting that is found for the features while the others are checked; all take it

@@ -27,8 +27,9 @@ from krnet.coding.matrix import evenly_spaced
 from krnet.config import check_range, parse_size
 from krnet.device import dtype_name, pick_device
 from krnet.errors import BudgetError, KrnetError, SettingError
+from krnet.features.feature_source import FeatureSource
 from krnet.features.metrics import fidelity
-from krnet.features.source import FeatureSource, open_features
+from krnet.features.source import open_features
 from krnet.features.stats import scan
 from krnet.progress import Watch, announcing
 from krnet.recorders.base import FLOAT_BYTES, Recorder, get_recorder

@@ -30,8 +30,10 @@ from krnet import api
 from krnet.config import format_size, parse_settings, parse_size, series_name, unknown_setting
 from krnet.device import pick_device, synchronize
 from krnet.errors import InputError, RecordingError, ResumeError, SettingError
+from krnet.features.feature_source import FeatureSource
+from krnet.features.labels import check_labels
 from krnet.features.metrics import fidelity
-from krnet.features.source import FeatureSource, check_labels, open_features
+from krnet.features.source import open_features
 from krnet.features.stats import FeatureStats, scan
 from krnet.io import archive, ledger
 from krnet.io.atomic import AnyPath, read_json, write_json
@@ -41,7 +43,7 @@ from krnet.nn.fingerprint import fingerprint
 from krnet.nn.loaded import HEAD_BATCH, LoadedHead, LoadedTrunk, read_head, read_trunk
 from krnet.progress import Watch, announcing
 from krnet.recorders import base
-from krnet.recorders.base import check_names, check_package
+from krnet.recorders.checks import check_names, check_package, missing_input
 from krnet.train.loop import remove_checkpoint
 
 BUDGETS = (3_000_000, 6_500_000, 12_000_000, 24_000_000)  # bytes; the help of `krnet bench rate` names them too
@@ -311,7 +313,7 @@ def _check_inputs(all_series: Sequence[Series], given: Mapping[str, Any], settin
     for name, value in given.items():
         users = [recorder for recorder in chosen if name in recorder.required]
         if value is None and users:
-            raise base.missing_input(users[0], name)
+            raise missing_input(users[0], name)
         if value is not None and not users:
             takers = [other for other in base.recorder_names() if name in base.get_recorder(other).required]
             raise InputError(

@@ -25,9 +25,11 @@ from torch import Tensor, nn
 
 from krnet import api
 from krnet.device import exact_math, pick_device, synchronize
+from krnet.features.feature_source import FeatureSource
 from krnet.features.feed import Feed
+from krnet.features.labels import check_labels
 from krnet.features.samples import Samples
-from krnet.features.source import FeatureSource, check_labels, open_features
+from krnet.features.source import open_features
 from krnet.features.stats import scan
 from krnet.io import ledger
 from krnet.nn import layers

@@ -1,8 +1,8 @@
 """The entry point of the command line: collect the commands, and turn errors into exit codes.
 
-    plan, extract -> record, encode -> info, verify, replay   record.py; extract.py, append.py, encode.py
-    learn, demo, bench                                learn.py, demo.py, bench.py
-    reproduce, report                                 reproduce.py, report.py
+    plan, extract -> record, append, encode -> info, verify, replay (these three in replay.py)
+    learn, demo, bench
+    reproduce, report
 
 A command parses its options, calls the library, and prints: results on stdout, progress and messages on stderr.
 Exit codes: 0 done; 1 refused, with `error: ...` on stderr; 2 wrong usage; 130 stopped with Ctrl-C, 143 by SIGTERM, 129
@@ -31,7 +31,9 @@ from krnet.cli.encode import encode
 from krnet.cli.extract import extract
 from krnet.cli.learn import learn
 from krnet.cli.output import say
-from krnet.cli.record import info, plan, record, replay, verify
+from krnet.cli.plan import plan
+from krnet.cli.record import record
+from krnet.cli.replay import info, replay, verify
 from krnet.cli.report import report
 from krnet.cli.reproduce import reproduce
 from krnet.cli.signals import stopping_like_ctrl_c
@@ -41,7 +43,7 @@ from krnet.io.ledger import package_version
 from krnet.ranks import Rank, leave_reason, refuse_several, this_rank
 
 CTRL_C_CODE = 130  # with which a command ends that has been stopped
-IN_ONE_PROCESS = ("append", "learn", "demo", "bench", "reproduce")
+IN_ONE_PROCESS = ("append", "demo", "bench", "reproduce")
 STOP_CODES = (129, CTRL_C_CODE, 143)
 LAST = ("bench", "reproduce", "report")  # typer lists a group of commands, such as bench, behind all others
 

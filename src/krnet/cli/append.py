@@ -13,6 +13,7 @@ import typer
 from krnet.cli import output
 from krnet.cli.options import Device, FeaturesFile, Json, Key, Lengths, MaxBytes, Quiet, Set, fit_option, merge, option
 from krnet.cli.output import say
+from krnet.cli.recording_rows import info_rows
 from krnet.config import parse_duration, parse_size
 from krnet.errors import SettingError
 
@@ -107,7 +108,7 @@ def append(
         say(f"stopped; {kept if is_folder else 'nothing was written'}")
         raise typer.Exit(130) from None
     info = {"path": str(path if out is None else out), **grown.info()}
-    output.show(info, output.info_rows(info), as_json)
+    output.show(info, info_rows(info), as_json)
     if grown.r2 < recording.r2 - LOST_R2:
         say(
             f"warning: R2 was {recording.r2:.3f} and is {grown.r2:.3f} with the new samples: what was learned from the "

@@ -5,6 +5,7 @@ options -> krnet.bench -> a table or JSON on stdout; rate also writes DIR/rate.j
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,8 +25,8 @@ from krnet.cli.options import (
     option,
     set_option,
 )
-from krnet.cli.output import say
-from krnet.config import parse_duration, parse_sizes, parse_targets
+from krnet.cli.output import Rows, print_unwrapped, say, titled_table
+from krnet.config import format_size, parse_duration, parse_sizes, parse_targets, series_name
 from krnet.nn.paper_config import PRESETS
 from krnet.train.config import SCHEDULES, FitConfig
 
@@ -78,7 +79,7 @@ def speed(
     chosen_preset = None if preset == "none" else preset
     with Display(quiet) as display:
         result = measure(features, labels, preset=chosen_preset, device=device, targets=targets, watch=display)
-    output.show(result, output.speed_rows(result), as_json)
+    output.show(result, speed_rows(result), as_json)
 
 
 @bench.command(short_help="Measure bytes, R2 and replay accuracy of every recorder.")
@@ -160,7 +161,7 @@ def rate(
     if as_json:
         output.show_json(result)
     else:
-        output.show_rate(result)
+        show_rate(result)
         if not quiet:
             written = [rates.RATE_FILE, *([rates.PICTURE_FILE] if result["points"] else [])]
             say(f"written to {' and '.join(str(out / name) for name in written)}")
@@ -168,3 +169,52 @@ def rate(
         say(f"error: {failed['recorder']} at {failed['budget']} bytes: {failed['error']}")
     if result["errors"]:
         raise typer.Exit(1)
+
+
+def speed_rows(found: Mapping[str, Any]) -> Rows:
+    rows = [
+        ("device", found["device"]),
+        ("ceilings", f"{found['flops_per_second'] / 1e12:.2f} TFLOP/s, {found['bytes_per_second'] / 1e9:,.0f} GB/s"),
+    ]
+    for name, step in found["steps"].items():
+        floor = f"{step['times_floor']:.2f} times the floor of {step['floor_milliseconds']:.2f} ms"
+        ready = f"ready in {step['ready_seconds']:.1f} s"
+        rows.append(
+            (f"step, {name}", f"{step['milliseconds']:.2f} ms, {floor} (batch {step['batch_size']:,}, {ready})")
+        )
+    for batch, ways in found["replay"].items():
+        best = max(ways["exact"], ways["fast"])
+        ratios = (
+            f"{best / ways['plain']:.2f} times plain, {best / ways['raw_from_disk']:.2f} times reading raw features"
+        )
+        rate = f"exact {ways['exact']:,.0f}/s, fast {ways['fast']:,.0f}/s"
+        rows.append((f"replay by {int(batch):,}", f"{rate}; the better is {ratios}"))
+    for target, fit in found["targets"].items():
+        reached = f"{fit['fit_seconds']:.1f} s, {fit['iterations']:,} iterations"
+        rows.append((f"to R2 {target}", f"{reached}: R2 {fit['r2']:.4f}, stopped by {fit['stopped_by']}"))
+    return rows
+
+
+def show_rate(result: Mapping[str, Any]) -> None:
+    """Print a line per point, then a line per failure."""
+    accuracy = result["real_accuracy"]
+    real = "" if accuracy is None else f"; the head gets {100 * accuracy:.2f} % of the real features right"
+    title = f"{result['features']}: {result['num_samples']:,} samples, {format_size(result['feature_bytes'])}{real}"
+    table = titled_table(title, "recorder")
+    for name in ("budget", "file MB", "bytes/sample", "bits/value", "R2", "replay %", "fit s", "replays/s"):
+        table.add_column(name, justify="right")
+    for point in result["points"]:
+        table.add_row(
+            series_name(point["recorder"], point["given"]),
+            format_size(point["budget"]),
+            f"{point['bytes'] / 1e6:,.3f}{' over' if point['over_budget'] else ''}",
+            f"{point['bytes_per_sample']:,.1f}",
+            f"{point['bits_per_value']:.3f}",
+            f"{point['r2']:.4f}",
+            "-" if point["replay_accuracy"] is None else f"{100 * point['replay_accuracy']:.2f}",
+            f"{point['fit_seconds']:,.1f}",
+            f"{point['replay_per_second']:,.0f}",
+        )
+    for failed in result["errors"]:
+        table.add_row(failed["recorder"], format_size(failed["budget"]), "failed")
+    print_unwrapped(table)

@@ -12,6 +12,7 @@ import typer
 from krnet.cli import output
 from krnet.cli.options import Device, Json, Key, Lengths, MaxBytes, Quiet, option
 from krnet.cli.output import say
+from krnet.cli.recording_rows import info_rows
 from krnet.config import parse_share
 from krnet.io.places import parse_place, place
 from krnet.ranks import this_rank
@@ -133,4 +134,4 @@ def encode(
         say(f"share {share[0]}/{share[1]} is done; {num_parts} parts are in {place(out)}, and others are still missing")
         return
     info = {"path": str(place(out)), **recording.info()}
-    output.show(info, output.info_rows(info), as_json)
+    output.show(info, info_rows(info), as_json)

@@ -5,6 +5,7 @@ IMAGES or --data, --trunk -> krnet.extract -> OUT.safetensors, or DIR/ of shards
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,8 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from krnet.cli import output
-from krnet.cli.options import Device, Json, Key, Quiet, option
-from krnet.cli.output import say
+from krnet.cli.options import DataDir, Device, Json, Key, Quiet, option
+from krnet.cli.output import Rows, megabytes, say, shape_text
 from krnet.config import parse_channels, parse_first_id, parse_share
 from krnet.errors import RankError
 from krnet.io.places import Place, is_url, place
@@ -81,10 +82,7 @@ def extract(
     part: Annotated[
         str, typer.Option(metavar="|".join(PARTS), help="With --data: the images for training or for testing.")
     ] = "train",
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder of the data sets.", show_default="$KRNET_DATA, or the user's cache"),
-    ] = None,
+    data_dir: DataDir = None,
     key: Key = None,
     mean: Annotated[
         Any,
@@ -201,7 +199,7 @@ def extract(
         return  # rank 0 prints the result
     written = _folder(place(out)) if is_folder(out) else _file(Path(out))
     result = {"path": str(place(out)) if is_url(out) else out, "dtype": dtype, "device": str(torch_device), **written}
-    output.show(result, output.extract_rows(result), as_json)
+    output.show(result, extract_rows(result), as_json)
 
 
 def _check_shared(rank: Rank, out: str, first_id: int | str) -> None:
@@ -243,7 +241,8 @@ def _to_go_on(first_id: int | str) -> str:
 
 def _file(out: Path) -> dict[str, Any]:
     from krnet.features.feature_file import read_work
-    from krnet.features.source import has_labels, open_features
+    from krnet.features.labels import has_labels
+    from krnet.features.source import open_features
 
     written, work = open_features(out, key="features"), read_work(out)
     return {
@@ -265,3 +264,32 @@ def _folder(out: Place) -> dict[str, Any]:
         "bytes": sum(shard.size_bytes for shard in index.shards), "num_shards": len(index.shards),
         "missing": text(index.missing),
     }  # fmt: skip
+
+
+def extract_rows(written: Mapping[str, Any]) -> Rows:
+    samples = f"{written['num_samples']:,} samples of {shape_text(written['shape'])}, {written['dtype']}"
+    return [
+        ("images", normalisation_text(written)),
+        ("features", f"{written['path']}: {samples}"),
+        ("labels", "in the same file" + "s" * ("num_shards" in written) if written["has_labels"] else "none"),
+        *_written_rows(written),
+    ]
+
+
+def _written_rows(written: Mapping[str, Any]) -> Rows:
+    """A file; or shards, and which samples other commands still have to write."""
+    if "num_shards" not in written:
+        return [("file", megabytes(written["bytes"]))]
+    rows = [("shards", f"{written['num_shards']:,}, {megabytes(written['bytes'])}")]
+    return [*rows, ("missing", f"samples {written['missing']}")] if written["missing"] else rows
+
+
+def normalisation_text(written: Mapping[str, Any]) -> str:
+    """Say what was done to the images before the trunk."""
+    steps = ["divided by 255"] if written["image_dtype"] == "uint8" else []
+    for name, verb in (("mean", "minus mean"), ("std", "divided by std")):
+        if written[name] is not None:
+            steps.append(f"{verb} {', '.join(f'{value:.4g}' for value in written[name])}")
+    if written["mean"] is None and written["std"] is None:
+        return f"not normalised{', only ' + steps[0] if steps else ''} (--mean and --std would normalise them)"
+    return f"normalised: {', then '.join(steps)}"

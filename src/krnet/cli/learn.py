@@ -4,18 +4,22 @@ options -> data set, class order, task split -> krnet.task_loop -> DIR/run.json,
                                                 -> krnet.report    -> DIR/report.html
                                                                 -> with --ledger, a row of the results ledger per method
 with --seeds or --orders -> krnet.many_runs -> DIR/ORDER/seed-N/METHOD/run.json, a table of means
+several processes of torchrun -> each learns some of the runs; rank 0 waits for all, and prints the table
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from krnet.cli import output
-from krnet.cli.options import Device, Json, Quiet, Set, merge, option
+from krnet.cli.options import DataDir, Device, Json, ListSettings, Quiet, Set, merge, option
 from krnet.cli.output import say
+from krnet.cli.run_tables import show_runs, show_summary
 from krnet.config import (
     check_int,
     explain_settings,
@@ -25,6 +29,11 @@ from krnet.config import (
     parse_size,
     same_settings,
 )
+from krnet.errors import RankError
+from krnet.ranks import this_rank, wait
+
+if TYPE_CHECKING:
+    from krnet.data.protocol import TaskSplit
 
 
 def learn(
@@ -203,14 +212,9 @@ def learn(
         ),
     ] = False,
     recipe: Annotated[str, typer.Option(help="Name of the experiment in the rows of --ledger.", hidden=True)] = "learn",
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder of the data sets.", show_default="$KRNET_DATA, or the user's cache"),
-    ] = None,
+    data_dir: DataDir = None,
     settings: Set = None,
-    list_all: Annotated[
-        bool, typer.Option("--list-settings", help="Print the settings that --set takes, and exit.")
-    ] = False,
+    list_all: ListSettings = False,
     device: Device = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -219,11 +223,12 @@ def learn(
 
     DIR is the folder of --out. It also holds DIR/report.html, a page with the curves and tables of its runs, and
     TensorBoard logs, in DIR/tensorboard. A run that was interrupted or killed continues with --resume. With --seeds or
-    --orders, a run is in DIR/ORDER/seed-N/METHOD.
+    --orders, a run is in DIR/ORDER/seed-N/METHOD. The processes of torchrun share the runs: methods x orders x seeds.
 
     \b
     Example:
       krnet learn kril finetune --data digits --base-classes 4 --tasks 3
+      torchrun --nproc-per-node 8 -m krnet learn kril fetril --data cifar100 --tasks 10 --seeds 0,1,2 -o runs/three
     """
     from krnet import data as data_sets
     from krnet import many_runs, task_loop
@@ -232,38 +237,22 @@ def learn(
     from krnet.data.registry import folders_of
     from krnet.io import ledger
     from krnet.io.overlap import refuse_overlap
-    from krnet.learners import base
     from krnet.learners.scores import summarize
     from krnet.learners.settings import settings_of
-    from krnet.run import Run, append_row, has_row
+    from krnet.progress import announcing
+    from krnet.run import Run, append_row, has_row, load_run
 
     if sizes is not None and (tasks is not None or base_classes is not None):
         raise typer.BadParameter("give either --sizes, or --tasks and --base-classes")
-    for one, name in ((seed, "seed"), (order, "order")):
-        if one is not None and (seeds if name == "seed" else orders) is not None:
+    for name, one, several_of_it in (("seed", seed, seeds), ("order", order, orders)):
+        if one is not None and several_of_it is not None:
             raise typer.BadParameter(f"give either --{name} or --{name}s, which replaces it")
-    for name in orders or []:
-        if name.isdecimal():
-            raise typer.BadParameter("--orders takes names; give a list of class numbers with --order")
-        if name not in protocol.ORDERS:
-            raise protocol.unknown_order(name)
+    _check_orders(orders or [])
     is_product = seeds is not None or orders is not None
     seed = 0 if seed is None else seed
-    all_methods = base.learner_names()
-    if not methods and not list_all:
-        raise typer.BadParameter(
-            f"none given; expected some of {', '.join(all_methods)}, or all", param_hint="'METHOD...'"
-        )
-    names = methods or ["all"]
-    chosen = list(dict.fromkeys(name for word in names for name in (all_methods if word == "all" else [word])))
-    for method in chosen:
-        base.get_learner(method)  # refuses an unknown name
+    chosen = _choose_methods(methods or (["all"] if list_all else []))
     if list_all:
-        common_config = base.LearnerConfig
-        print(f"all methods\n{explain_settings(common_config)}")
-        for method in chosen:
-            config = base.get_learner(method).config_class
-            print(f"\n{method}\n{explain_settings(config, without=same_settings(config, common_config))}".rstrip())
+        _print_settings(chosen)
         return
     options: dict[str, Any] = {"recorder": recorder, "budget": budget, "fixed_layers": fixed_layers, "epochs": epochs}
     options |= {"aux": 0.0 if no_aux else None, "kr2": False if no_kr2 else None, "single": True if single else None}
@@ -274,7 +263,15 @@ def learn(
     sources = [*folders_of(data, data_dir), *([base_task] if base_task and Path(base_task).exists() else [])]
     if out is not None:
         refuse_overlap("learn", [out], sources)
-    with Display(quiet) as display:
+    rank = this_rank()
+    num_runs = len(chosen) * len(orders or [order]) * len(seeds or [seed])
+    if num_runs < rank.count:
+        raise RankError(
+            f"torchrun has started {rank.count} processes, which share the runs, and there are {num_runs}; expected at "
+            f"least one for each. Give more methods, --seeds or --orders, or start fewer processes"
+        )
+    resume, device = resume or rank.restarts > 0, rank.device(device)
+    with Display(quiet or not rank.is_first) as display:
         display.phase("reading the images")
         images = data_sets.load(
             data, data_dir, image_size=image_size, choose=None if subset is None else protocol.subset(subset),
@@ -288,15 +285,14 @@ def learn(
             for one in orders or [order or protocol.DEFAULT_ORDER]
         ]
         split = splits[0]
-        name = f"{'-'.join(chosen) if len(chosen) < 4 else 'several'}-{images.name}-{split.num_tasks - 1}"
-        name += "" if is_product else f"-{split.order_name}-{seed}"  # a seed may be added to a product
-        folder = out or Path("runs") / name.replace("/", "_")
+        # A seed may be added to a product: it is not part of the name.
+        folder = out or _default_folder(chosen, images.name, split, None if is_product else seed)
         refuse_overlap("learn", [folder], sources)
         watch = several(display, TensorBoardLog(folder / "tensorboard"))
         common: dict[str, Any] = {"seed": seed, "device": device, "resume": resume, "watch": watch}
 
         def append_missing_row(run: Run) -> None:
-            if to_ledger and not has_row(run):  # a resumed product reads the runs that it has finished
+            if to_ledger and not has_row(run):  # a resumed command reads the runs that it has finished
                 append_row(run, recipe)
 
         ledger.commit()  # looked up now: the source may change before the run ends
@@ -305,34 +301,89 @@ def learn(
                 runs = many_runs.learn_many(
                     chosen, images, splits, seeds or [seed], out=folder, settings=given, preset=preset, shared=shared,
                     device=device, resume=resume, watch=display, finished=append_missing_row,
-                    log=lambda group: TensorBoardLog(group / "tensorboard"),
+                    log=lambda group: TensorBoardLog(group / "tensorboard"), share=rank.share,
                 )  # fmt: skip
             elif len(chosen) == 1:
                 (only,) = chosen
                 only_settings = settings_of(chosen, given, images, preset)[only]
                 run = task_loop.learn(only, images, split, out=folder, settings=only_settings, shared=shared, **common)
                 runs = [run]
+                if to_ledger:
+                    append_row(run, recipe)
             else:
                 runs = task_loop.learn_all(
-                    chosen, images, split, out=folder, settings=given, preset=preset, shared=shared, **common
-                )
+                    chosen, images, split, out=folder, settings=given, preset=preset, shared=shared,
+                    only=many_runs.own_share(chosen, rank.share), finished=append_missing_row, **common,
+                )  # fmt: skip
+            if rank.leads:
+                groups = [many_runs.run_folder(folder, s, n) for s in splits for n in seeds or [seed]]
+                folders = [group / method for group in (groups if is_product else [folder]) for method in chosen]
+                wait(partial(_missing_runs, folders), folder, announcing(display))
+                runs = [load_run(one, device=device) for one in folders]
         except KeyboardInterrupt:
             say(f"stopped; what was done is in {folder}. To go on, give the same command with --resume")
             raise typer.Exit(130) from None
-    if to_ledger and not is_product:
-        for run in runs:
-            append_row(run, recipe)
+    if not rank.is_first:
+        return  # rank 0 prints the result
     page = _leave_page(folder)
     summary = summarize(runs) if is_product else []
     if as_json:
         output.show_json({"runs": runs, "summary": summary} if summary else runs[0] if len(runs) == 1 else runs)
         return
     if summary:
-        output.show_summary(runs, summary)
+        show_summary(runs, summary)
     else:
-        output.show_runs(runs)
+        show_runs(runs)
     if not quiet:
         say(f"written to {folder}" + (f"; for its curves, open {page}" if page else ""))
+
+
+def _check_orders(names: Sequence[str]) -> None:
+    from krnet.data import protocol
+
+    for name in names:
+        if name.isdecimal():
+            raise typer.BadParameter("--orders takes names; give a list of class numbers with --order")
+        if name not in protocol.ORDERS:
+            raise protocol.unknown_order(name)
+
+
+def _choose_methods(given: Sequence[str]) -> list[str]:
+    """Each method once, in the order given; an unknown one is refused."""
+    from krnet.learners.base import get_learner, learner_names
+
+    known = learner_names()
+    if not given:
+        raise typer.BadParameter(f"none given; expected some of {', '.join(known)}, or all", param_hint="'METHOD...'")
+    chosen = list(dict.fromkeys(name for word in given for name in (known if word == "all" else [word])))
+    for method in chosen:
+        get_learner(method)
+    return chosen
+
+
+def _print_settings(methods: Sequence[str]) -> None:
+    from krnet.learners.base import LearnerConfig, get_learner
+
+    print(f"all methods\n{explain_settings(LearnerConfig)}")
+    for method in methods:
+        config = get_learner(method).config_class
+        print(f"\n{method}\n{explain_settings(config, without=same_settings(config, LearnerConfig))}".rstrip())
+
+
+def _default_folder(methods: Sequence[str], data: str, split: TaskSplit, seed: int | None) -> Path:
+    """runs/METHODS-DATA-TASKS-ORDER-SEED; without a seed, for several of them or of orders, runs/METHODS-DATA-TASKS."""
+    name = f"{'-'.join(methods) if len(methods) < 4 else 'several'}-{data}-{split.num_tasks - 1}"
+    name += "" if seed is None else f"-{split.order_name}-{seed}"
+    return Path("runs") / name.replace("/", "_")
+
+
+def _missing_runs(folders: Sequence[Path]) -> tuple[str, object]:
+    """Which runs have not ended, in words, and when files last appeared in their folders."""
+    from krnet.io.run_file import RUN_FILE
+
+    missing = [folder for folder in folders if not (folder / RUN_FILE).exists()]
+    times = [folder.stat().st_mtime_ns for folder in missing if folder.exists()]
+    return ", ".join(map(str, missing)), times
 
 
 def _leave_page(folder: Path) -> Path | None:

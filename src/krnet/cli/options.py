@@ -8,14 +8,14 @@ The parsers are in krnet.config. Nothing here imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
-from krnet.config import describe, parse_setting, parse_size
+from krnet.config import describe, parse_setting, parse_size, unknown_setting
 from krnet.errors import SettingError
 from krnet.io.places import parse_place
 from krnet.nn.paper_config import PRESETS
@@ -63,6 +63,24 @@ def set_option(help: str) -> Any:
     )  # fmt: skip
 
 
+def check_setting_names(given: Iterable[str]) -> None:
+    """Refuse a name that no recorder has: it may be an argument of `api.record`, such as head or out."""
+    from krnet.recorders.base import FIT_NAMES, get_recorder, recorder_names
+
+    known = FIT_NAMES.union(*(get_recorder(name).setting_names for name in recorder_names()))
+    for name in given:
+        if name not in known:
+            raise unknown_setting(name, known)
+
+
+def read_trunk(path: Path | None, device: str | None) -> Any:
+    """Read the trunk onto the device; None if no file is given."""
+    from krnet.device import pick_device
+    from krnet.nn.loaded import read_trunk
+
+    return None if path is None else read_trunk(path, pick_device(device))
+
+
 Set = Annotated[list[Any] | None, set_option("Any other setting by its name")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress on stderr.")]
@@ -94,6 +112,10 @@ Budget = Annotated[
     ),
 ]
 ListSettings = Annotated[bool, typer.Option("--list-settings", help="Print the settings that --set takes, and exit.")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Folder of the data sets.", show_default="$KRNET_DATA, or the user's cache"),
+]
 Device = Annotated[str | None, fit_option("device", "cuda if there is one, else cpu")]
 Key = Annotated[
     str | None,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from krnet.cli import output
-from krnet.cli.options import Device, Json, Quiet, option
+from krnet.cli.options import DataDir, Device, Json, Quiet, option
 from krnet.cli.output import say
 from krnet.config import parse_seeds
 
@@ -69,10 +69,7 @@ def reproduce(
     jobs: Annotated[
         int, typer.Option(metavar="N", help="Runs that go side by side, each in a process of its own.")
     ] = 1,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder of the data sets.", show_default="$KRNET_DATA, or the user's cache"),
-    ] = None,
+    data_dir: DataDir = None,
     device: Device = None,
     as_json: Json = False,
     quiet: Quiet = False,

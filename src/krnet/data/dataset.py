@@ -12,7 +12,6 @@ of files.
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor
 
 from krnet.config import check_choice, check_int
-from krnet.device import dtype_name
+from krnet.device import dtype_name, share_memory
 from krnet.errors import DataError, LabelError, SettingError
 
 CHANNEL_COUNTS = (1, 3, 4)  # an axis of one of these lengths is taken as the channels, to tell NCHW from NHWC
@@ -259,10 +258,7 @@ def _as_images(images: Any, where: str, layout: str | None) -> Tensor:
         layout = likely[0]
     check_choice("layout", layout, ("NCHW", "NHWC"))
     if isinstance(found, np.ndarray):
-        with warnings.catch_warnings():
-            # Torch warns about read-only memory, but nothing here writes to it.
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writ")
-            found = torch.from_numpy(np.ascontiguousarray(found))
+        found = share_memory(np.ascontiguousarray(found))
     return (found if layout == "NCHW" else found.permute(0, 3, 1, 2)).cpu().contiguous()
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from krnet.errors import BusyFolderError, InputError, ResumeError
 from krnet.features.resumed import START_ANEW
-from krnet.io.atomic import read_json, write_json
+from krnet.io.atomic import check_place, read_json, write_json
 from krnet.io.lock import lock_file
 
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # names of safetensors
@@ -40,10 +40,7 @@ def check_destination(path: Path) -> None:
     """Refuse, before any work, a name that a file of features cannot have."""
     if path.suffix.lower() != ".safetensors":
         raise InputError(f"{path}: ends in {path.suffix!r}; expected the name of a file that ends in .safetensors")
-    if not path.parent.is_dir():
-        raise InputError(f"{path}: no folder {path.parent}; create it or choose another place")
-    if path.exists() and not path.is_file():
-        raise InputError(f"{path}: is a folder or a device; expected the name of a file to write")
+    check_place(path)
 
 
 def partial_path(path: Path) -> Path:

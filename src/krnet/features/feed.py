@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from krnet.device import free_bytes
+from krnet.features.feature_source import FeatureSource
 from krnet.features.sampler import BatchOrder
-from krnet.features.source import FeatureSource
 from krnet.team import team
 
 RUN_BYTES = 256 << 10  # a disk reads this much in about the time of a seek

@@ -28,7 +28,9 @@ from torch.utils.data import (
 from krnet.config import check_int
 from krnet.data.dataset import DataSet, Split
 from krnet.errors import DataError, InputError, LabelError, SettingError
-from krnet.features.source import FeatureSource, check_labels, open_features
+from krnet.features.feature_source import FeatureSource
+from krnet.features.labels import check_labels
+from krnet.features.source import open_features
 
 DEFAULT_BATCH = 256
 RANDOM_SAMPLERS = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)

@@ -13,7 +13,7 @@ import torch
 
 from krnet.device import dtype_name
 from krnet.errors import FeatureError
-from krnet.features.source import FeatureSource
+from krnet.features.feature_source import FeatureSource
 
 
 class JoinedSource(FeatureSource):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from krnet.features.source import FeatureSource
+from krnet.features.feature_source import FeatureSource
 from krnet.features.stats import FeatureStats, begin_digest, normalise
 from krnet.progress import Watch, counting
 

@@ -17,7 +17,9 @@ import torch
 
 from krnet.errors import FeatureError, RecordingError
 from krnet.features.dtypes import DTYPES, SAFETENSORS_DTYPES
-from krnet.features.source import FeatureSource, pick_array
+from krnet.features.feature_source import FeatureSource
+from krnet.features.keys import pick_array, refuse_key
+from krnet.features.shards.source import open_shards, shard_names
 from krnet.io.header import is_count, parse_json
 from krnet.io.places import Url
 from krnet.io.remote import RemoteFile
@@ -40,14 +42,10 @@ def remote_names(url: Url) -> list[str]:
         return []
     if url.suffix.lower() == ".safetensors":
         return list(_safetensors_header(url, RemoteFile(url))[0])
-    from krnet.features.shards.source import shard_names  # it makes sources of its own
-
     return shard_names(url)
 
 
 def _open_folder(url: Url, key: str | None) -> FeatureSource:
-    from krnet.features.shards.source import open_shards  # it makes sources of its own
-
     if url.suffix.lower() in (".npz", ".h5", ".hdf5", ".zarr"):
         raise FeatureError(
             f"{url}: {url.suffix} is not read by URL; expected .npy, .safetensors or a folder of shards. Download it"
@@ -56,8 +54,7 @@ def _open_folder(url: Url, key: str | None) -> FeatureSource:
 
 
 def _open_npy(url: Url, key: str | None) -> FeatureSource:
-    if key is not None:
-        raise FeatureError(f"{url}: the key {key!r} was given for a single array; expected none. Leave it out")
+    refuse_key(key, url)
     file = RemoteFile(url)
     start = io.BytesIO(file.read(0, min(file.size, MAX_NPY_HEADER_BYTES)))
     try:

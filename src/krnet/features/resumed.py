@@ -17,14 +17,12 @@ START_ANEW = "leave out --resume (in Python, resume=True) to start anew"
 TOLERANCES = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
 
 
-def check_same_work(
-    path: Path, before: Mapping[str, Any], now: Mapping[str, Any], *, otherwise: str = START_ANEW
-) -> None:
+def check_same_work(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     for name in sorted({*before, *now}):
         if before.get(name) != now.get(name):
             raise ResumeError(
                 f"{path}: was made with {name} {before.get(name)}; this call has {now.get(name)}. Give the same again, "
-                f"or {otherwise}"
+                f"or {START_ANEW}"
             )
 
 

@@ -17,8 +17,8 @@ from functools import reduce
 import torch
 
 from krnet.errors import ChangedFeaturesError, FeatureError
+from krnet.features.feature_source import FeatureSource
 from krnet.features.file_rows import CHANGED
-from krnet.features.source import FeatureSource
 from krnet.progress import Watch, counting
 
 

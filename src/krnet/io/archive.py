@@ -195,6 +195,14 @@ class Archive:
         entry = self._expect(name, shape, dtype)
         return self._load(name, 0, entry.size_bytes).view(entry.dtype).reshape(entry.shape)
 
+    def get(self, name: str) -> torch.Tensor | None:
+        """Read and check a whole tensor; None if the file has none of this name."""
+        return self.tensor(name) if name in self._entries else None
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Read and check all tensors."""
+        return {name: self.tensor(name) for name in self._entries}
+
     def rows(self, name: str, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Rows:
         """Return a reader of rows; a large tensor is not read whole. Give `shape` and `dtype` to refuse any other."""
         entry = self._expect(name, shape, dtype)

@@ -27,15 +27,19 @@ TEMPORARY_NAME_BYTES = 128  # of the name of the output; with owner and end it s
 MKDIR_ATTEMPTS = 100  # others come and go; where a folder can never be made (/proc), it ends
 
 
+def check_place(path: Path) -> None:
+    """Refuse a place where no file can be written. Renaming over a device or a pipe would destroy it."""
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: no folder {path.parent}; create it or choose another place")
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path}: is a folder or a device; expected the name of a file to write")
+
+
 @contextmanager
 def atomic_write(path: AnyPath) -> Iterator[BinaryIO]:
     """Open a file for writing; it appears under `path` when it is complete and on disk, or never."""
     path = Path(path)
-    if not path.parent.is_dir():
-        raise InputError(f"{path}: no folder {path.parent}; create it or choose another place")
-    # Renaming over a device or a pipe would destroy it.
-    if path.exists() and not path.is_file():
-        raise InputError(f"{path}: is a folder or a device; expected the name of a file to write")
+    check_place(path)
     remove_leftovers(path)
     temporary, descriptor = make_temporary(path)
     try:

@@ -279,7 +279,7 @@ def read_base(path: Path, expected: dict[str, Any]) -> tuple[dict[str, Tensor], 
     """The tensors of a trained base task and its outputs per class. Another data set, order or network is refused."""
     made_with, saved = open_base(path)
     try:
-        tensors = {name: saved.tensor(name) for name in saved.names}
+        tensors = saved.tensors()
     except RecordingError as error:
         raise type(error)(f"{error}. {TRAIN_AGAIN}") from error
     for name, value in expected.items():

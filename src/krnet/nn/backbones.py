@@ -69,14 +69,14 @@ class BatchNorm(nn.BatchNorm2d):
         return self
 
 
-def freeze_batchnorm(module: nn.Module, frozen: bool = True) -> None:
+def freeze_batchnorm(module: nn.Module) -> None:
     """Make .train() keep the running statistics fixed and normalise by them; scale and shift still train.
 
     Like .training, this is a mode and not part of the state_dict.
     """
     for layer in module.modules():
         if isinstance(layer, BatchNorm):
-            layer.frozen = frozen
+            layer.frozen = True
             layer.train(module.training)
         elif isinstance(layer, nn.modules.batchnorm._BatchNorm):
             raise SettingError(f"cannot freeze a {type(layer).__name__}; build the network with krnet's BatchNorm")

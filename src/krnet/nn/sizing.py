@@ -8,6 +8,7 @@ NetworkConfig       -> count_parameters -> number of stored weights
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -26,6 +27,17 @@ def map_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
     return shape[0], math.prod(shape[1:-1]), shape[-1]
 
 
+def geometry(shape: tuple[int, ...]) -> dict[str, Any]:
+    """The settings of a decoder that follow from the shape of a sample: GEOMETRY."""
+    channels, height, width = map_shape(shape)
+    return {"channels": channels, "height": height, "width": width, "vector": len(shape) <= 1}
+
+
+def start_stride(height: int, width: int) -> int:
+    """The least stride of the deconvolution that makes a map of this size from one of MAX_START_AREA positions."""
+    return next((s for s in range(1, KERNEL) if -(-height // s) * -(-width // s) <= MAX_START_AREA), KERNEL)
+
+
 def count_parameters(config: NetworkConfig, num_groups: int = 0) -> int:
     """Number of weights of decoder and embedding, with the static and dynamic vectors of `num_groups` groups."""
     with torch.device("meta"):
@@ -35,9 +47,7 @@ def count_parameters(config: NetworkConfig, num_groups: int = 0) -> int:
 
 def preset_config(shape: tuple[int, ...], preset: str, **overrides: object) -> NetworkConfig:
     check_choice("preset", preset, PRESETS)
-    channels, height, width = map_shape(shape)
-    geometry = {"channels": channels, "height": height, "width": width, "vector": len(shape) <= 1}
-    return from_dict(NetworkConfig, geometry | PRESETS[preset] | overrides)
+    return from_dict(NetworkConfig, geometry(shape) | PRESETS[preset] | overrides)
 
 
 def sizes_for(
@@ -49,7 +59,6 @@ def sizes_for(
     nearly all of a large network, is the second FC layer, which tells the samples apart.
     """
     channels, height, width = map_shape(shape)
-    vector = len(shape) <= 1
     budget = num_parameters or default_parameters(sum(class_counts) * math.prod(shape))
     # The embedding's two FC layers, and the part of the decoder that reads them, have about 4 H^2 weights for groups
     # of H samples. An eighth of the budget allows H <= sqrt(budget / 32). H is a power of two, and need not exceed
@@ -59,19 +68,16 @@ def sizes_for(
     # The layers after the deconvolution have 9 (c1 channels + 4 c1^2) weights: solve for half of the budget.
     c1 = min(max(channels, 32), 128, (math.isqrt(81 * channels**2 + 72 * budget) - 9 * channels) // 72)
     fixed: dict[str, object] = {
-        "channels": channels,
-        "height": height,
-        "width": width,
-        "vector": vector,
+        **geometry(shape),
         "group_size": group_size,
-        "stride": next((s for s in range(1, KERNEL) if -(-height // s) * -(-width // s) <= MAX_START_AREA), KERNEL),
+        "stride": start_stride(height, width),
         "c1": max(c1 // 2 * 2, 8),
     }
     best = None
     for step in range(1, 200):
         # Multiples of 8 up to 128, then an eighth more at each step: close to the budget in few steps.
         c0 = 8 * step if step <= 16 else 8 * round(16 * 1.125 ** (step - 16))
-        d0 = c0 if vector else min(4 * c0, 1536)
+        d0 = c0 if fixed["vector"] else min(4 * c0, 1536)
         config = from_dict(NetworkConfig, fixed | {"c0": c0, "d0": d0} | overrides)
         if best is not None and (config == best or count_parameters(config) > budget):
             break

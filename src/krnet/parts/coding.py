@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from krnet.errors import FeatureError
+from krnet.features.feature_source import FeatureSource
 from krnet.features.metrics import NOTHING
-from krnet.features.source import FeatureSource
 from krnet.features.stats import begin_digest, normalise, not_finite
 from krnet.parts.misfits import NUM_LISTED, Limits, Misfits, moments_of
 from krnet.parts.part import Measured

@@ -127,9 +127,7 @@ def open_part(folder: Place, name: str, max_bytes: int | None = None) -> Part:
     metadata = kept.metadata
     if metadata.get("kind") != KIND:
         raise NotARecordingError(f"{kept.path}: holds a {metadata.get('kind')!r:.40}; expected a part. {REPAIR}")
-    samples = Samples.recall(
-        metadata, kept.nbytes, lambda name: kept.tensor(name) if name in kept.names else None, kept.path, kept.limit
-    )
+    samples = Samples.recall(metadata, kept.nbytes, kept.get, kept.path, kept.limit)
     match metadata:
         case {
             "model": str(model), "feature_dtype": str(dtype), "first": first, "features": str(features),

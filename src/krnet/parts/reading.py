@@ -5,20 +5,18 @@ ids -> parts -> blocks of symbols -> the model's replayer -> features
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from krnet.errors import ChecksumError, RecordingError
+from krnet.errors import ChecksumError
 from krnet.io.cache import ByteCache
 from krnet.io.places import Place
 from krnet.parts.manifest import MANIFEST, Manifest
 from krnet.parts.part import REPAIR, Part, open_part
 from krnet.parts.symbols import Coder, SymbolReader
 from krnet.recorders.base import Coded, Replayer
+from krnet.recording_file import naming
 
 CACHE_BYTES = 512 << 20  # streams of open parts and decoded blocks that are kept
 
@@ -65,14 +63,3 @@ def open_listed(folder: Place, manifest: Manifest, number: int, max_bytes: int |
     if (part.entry, part.origin) != (entry, manifest.origin):
         raise ChecksumError(f"{folder / entry.name}: is not the part that {MANIFEST} lists. {REPAIR}")
     return part
-
-
-@contextmanager
-def naming(path: object) -> Iterator[None]:
-    """Errors name the file: what decodes symbols does not know it."""
-    try:
-        yield
-    except RecordingError as error:
-        if str(path) in str(error):
-            raise
-        raise type(error)(f"{path}: {error}") from error

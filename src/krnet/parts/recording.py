@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from krnet.device import pick_device
 from krnet.errors import ChecksumError, InputError, SettingError
 from krnet.features.dtypes import DTYPES
+from krnet.features.labels import check_labels, stored_labels
 from krnet.features.samples import Samples
 from krnet.features.sequences import check_lengths, stored_lengths
-from krnet.features.source import check_labels, open_features, stored_labels
+from krnet.features.source import open_features
 from krnet.features.stats import chain_digests
 from krnet.io import archive
 from krnet.io.atomic import AnyPath, make_folder
@@ -34,12 +35,12 @@ from krnet.parts.appending import Addition, append_parts
 from krnet.parts.folder import check_output, read_manifest, write_manifest
 from krnet.parts.manifest import MANIFEST, MODEL, Manifest
 from krnet.parts.part import REPAIR, Part
-from krnet.parts.reading import PartsReplayer, naming, open_listed
+from krnet.parts.reading import PartsReplayer, open_listed
 from krnet.parts.sequences import read_lengths
 from krnet.parts.symbols import Coder
 from krnet.progress import Watch, closing_watch
 from krnet.recording import Recording
-from krnet.recording_file import check_probe
+from krnet.recording_file import check_probe, naming
 
 
 class PartsRecording(Recording):

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from krnet.config import check_int
 from krnet.errors import KrnetWarning, ResumeError
+from krnet.features.feature_source import FeatureSource
 from krnet.features.joined import members
-from krnet.features.source import FeatureSource
 from krnet.features.stats import changed
 from krnet.io.atomic import TEMPORARY_END, remove_leftovers
 from krnet.io.folders import list_folder

@@ -28,15 +28,18 @@ from krnet.coding.matrix import MAX_BLOCK, Matrix, evenly_spaced
 from krnet.coding.search import largest_fitting
 from krnet.config import check_int, from_dict
 from krnet.device import exact_math
-from krnet.errors import InputError, NotARecordingError
+from krnet.errors import NotARecordingError
 from krnet.features.samples import Samples
 from krnet.io.archive import TensorStore
 from krnet.io.header import RESTORE
-from krnet.recorders.base import Content, Job, Recorder, Stored, planned_overhead
-from krnet.recorders.basis import Basis, CodedReplayer, planned_bytes, stored_edges, stored_matrix
+from krnet.recorders.base import Content, Job, Recorder, Stored
+from krnet.recorders.basis import Basis, CodedReplayer, planned_bytes, stored_matrix
+from krnet.recorders.checks import reading_settings
 from krnet.recorders.codes import CODES, check_codes, code_reader, encode_codes
 from krnet.recorders.maps import normalised_chunks, once_for_features
 from krnet.recorders.memory import block_numbers
+from krnet.recorders.ranges import read_range, stored_range
+from krnet.recorders.sizes import planned_overhead
 
 MAX_BOOKS, MAX_BITS = 128, 12
 TRAIN_POSITIONS, POSITIONS_PER_ENTRY = 1 << 16, 64  # that codebooks are trained on, at most: the larger number
@@ -277,7 +280,7 @@ class AdditiveRecorder(Recorder):
         config, shape = from_dict(self.config_class, settings), tuple(shape) or (1,)
         codes = stored_matrix(CODES, num_samples, config.books * math.prod(shape[1:]), config.block_size)
         entries = Stored((config.books, 2**config.bits, shape[0]), torch.float16)
-        return {**stored_edges(shape), "entries": entries, **codes}
+        return {**stored_range(shape), "entries": entries, **codes}
 
     def working_numbers(self, shape: Sequence[int], settings: Mapping[str, Any]) -> int:
         config, shape = from_dict(self.config_class, settings), tuple(shape) or (1,)
@@ -288,11 +291,9 @@ class AdditiveRecorder(Recorder):
         self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device
     ) -> CodedReplayer:
         shape = samples.shape or (1,)
-        try:
+        with reading_settings(self.name):
             config = from_dict(self.config_class, settings)
-        except InputError as error:
-            raise NotARecordingError(f"settings of recorder {self.name} refused: {error}. {RESTORE}") from error
-        low, high = (store.tensor(name, shape=shape[:1], dtype=torch.float32).to(device) for name in ("low", "high"))
+        low, high = read_range(store, shape, device)
         entries = store.tensor("entries", shape=(config.books, 2**config.bits, shape[0]), dtype=torch.float16)
         if not entries.isfinite().all():
             raise NotARecordingError(f"codebook entries that are no numbers. {RESTORE}")

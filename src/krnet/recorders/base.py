@@ -15,10 +15,9 @@ Content offers before the file is saved and an Archive afterwards. So R2 is meas
 
 from __future__ import annotations
 
-import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -29,15 +28,12 @@ from torch import Tensor, nn
 from krnet.coding.entropy import Tables
 from krnet.config import is_installed, settings_text, unknown_setting
 from krnet.errors import (
-    InputError,
-    MissingPackageError,
     MissingTensorError,
-    SettingError,
     TensorShapeError,
     UnknownRecorderError,
 )
+from krnet.features.feature_source import FeatureSource
 from krnet.features.samples import Samples
-from krnet.features.source import FeatureSource
 from krnet.features.stats import FeatureStats
 from krnet.io.archive import RowStore as RowStore
 from krnet.io.archive import TensorStore as TensorStore
@@ -51,7 +47,6 @@ PROBE_SAMPLES = 8
 PROBE_VALUES = 64  # per sample, evenly spaced: 2 KB in all
 FIT_NAMES = frozenset(f.name for f in fields(FitConfig))
 UNTRAINED_NAMES = frozenset({"seed", "device"})  # the FIT_NAMES that recorders without training take, too
-HEADER_BYTES, ENTRY_BYTES = 1400, 170  # upper bounds: the header's fixed part, and one tensor's entry in the header
 LEAST_HEADER_BYTES = 1000  # a lower bound: recorder raw, without labels, takes 1,200
 
 
@@ -177,6 +172,11 @@ class Stored:
     def is_fixed(self) -> bool:
         """Every file has the tensor, and in this size."""
         return self.shape is not None and self.dtype is not None and not self.optional
+
+
+def tensor_bytes(stored: Mapping[str, Stored]) -> int:
+    """Bytes of all tensors whose size is known. Scalars are left out: `overhead_bytes` covers them."""
+    return sum(tensor.size_bytes or 0 for tensor in stored.values() if tensor.shape != ())
 
 
 class Coded(NamedTuple):
@@ -368,96 +368,6 @@ class Recorder(ABC):
     ) -> dict[str, Any] | None:
         """What `krnet plan` shows of this recorder if no budget is given; None: the sum of its tensors."""
         return None
-
-
-# ------------------------------------------------------------------ bytes
-
-
-def overhead_bytes(job: Job, num_tensors: int, settings: Mapping[str, Any]) -> int:
-    """Upper bound of the file's bytes beside the recorder's own `num_tensors` tensors: header, labels and probe.
-
-    It exceeds the true number by about a kilobyte at most, because the digits of the header's numbers are known only
-    when the file is written.
-    """
-    metadata, tensors = job.samples.describe()
-    text = json.dumps(json.dumps([metadata, settings], separators=(",", ":")))  # the header holds JSON inside JSON
-    probe_bytes = min(PROBE_SAMPLES, len(job.source)) * (8 + 4 * min(PROBE_VALUES, math.prod(job.source.shape)))
-    label_bytes = sum(tensor.nbytes for tensor in tensors.values())
-    return HEADER_BYTES + ENTRY_BYTES * (num_tensors + len(tensors)) + len(text) + probe_bytes + label_bytes
-
-
-def planned_overhead(job: Job, num_tensors: int, settings: Mapping[str, Any]) -> int:
-    """`overhead_bytes` once the file has grown to num_planned samples; labels and classes grow in proportion."""
-    metadata, tensors = job.samples.describe()
-    label_bytes = len(json.dumps(metadata["classes"])) + sum(tensor.nbytes for tensor in tensors.values())
-    growth = (job.num_planned - len(job.source)) / len(job.source)
-    return overhead_bytes(job, num_tensors, settings) + math.ceil(growth * label_bytes)
-
-
-def tensor_bytes(stored: Mapping[str, Stored]) -> int:
-    """Bytes of all tensors whose size is known. Scalars are left out: ENTRY_BYTES in `overhead_bytes` covers them."""
-    return sum(tensor.size_bytes or 0 for tensor in stored.values() if tensor.shape != ())
-
-
-def file_bytes(job: Job, stored: Mapping[str, Stored], settings: Mapping[str, Any]) -> int:
-    """Upper bound of the size of a file of these tensors, as far as their sizes are known."""
-    return tensor_bytes(stored) + overhead_bytes(job, len(stored), settings)
-
-
-# ------------------------------------------------------------------ checks of what a caller gives
-
-
-def check_inputs(recorder: Recorder, given: Mapping[str, object]) -> None:
-    """Refuse inputs that a recorder does not take, and the lack of one that it requires.
-
-    given: each input that the caller's function takes, None where it is left out.
-    """
-    for name, value in given.items():
-        if value is None and name in recorder.required:
-            raise missing_input(recorder, name)
-        if value is not None and name not in recorder.inputs:
-            takers = [other for other in recorder_names() if name in _REGISTRY[other].inputs]
-            raise InputError(
-                f"{name} is given, and recorder {recorder.name} has no use for it; leave {name} out, or take recorder "
-                f"{' or '.join(takers)}"
-            )
-
-
-def check_package(recorder: Recorder) -> None:
-    """Refuse a recorder whose package is not installed."""
-    if not recorder.is_usable:
-        raise MissingPackageError(f"recorder {recorder.name} {recorder.needs}. Install it, or take another recorder")
-
-
-def missing_input(recorder: Recorder, name: str) -> InputError:
-    """The error for an input that a recorder requires and that is not given."""
-    needed = [other for other in INPUTS if other in recorder.required]
-    return InputError(
-        f"recorder {recorder.name} needs {' and '.join(needed)}; {name} is missing. Give "
-        f"{' and '.join(f'{other}=' for other in needed)} ({', '.join(f'--{other}' for other in needed)})"
-    )
-
-
-def check_names(recorder: Recorder, given: Iterable[str]) -> None:
-    """Refuse settings that a recorder does not have, and name the recorders that have them."""
-    fit_names = FIT_NAMES if recorder.trains else UNTRAINED_NAMES
-    known = fit_names | recorder.setting_names
-    for name in given:
-        if name in known:
-            continue
-        if name in FIT_NAMES:
-            trainers = " or ".join(sorted(other.name for other in _REGISTRY.values() if other.trains))
-            raise SettingError(
-                f"{name} is given, a setting of a network's fit, and recorder {recorder.name} fits none; leave {name} "
-                f"out, or take recorder {trainers}"
-            )
-        owners = [other.name for other in _REGISTRY.values() if name in other.setting_names]
-        if owners:
-            raise SettingError(
-                f"{name} is given, a setting of recorder {' or '.join(sorted(owners))} and not of {recorder.name}; "
-                f"leave {name} out, or name the recorder (recorder={owners[0]!r}, --recorder {owners[0]})"
-            )
-        raise unknown_setting(name, known)
 
 
 # ------------------------------------------------------------------ registry

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 
 import torch
@@ -21,8 +21,9 @@ from krnet.coding.matrix import CODED_TENSORS, Matrix, MatrixReader
 from krnet.device import exact_math
 from krnet.features.samples import Samples
 from krnet.features.stats import denormalise, normalise
-from krnet.recorders.base import Coded, Content, Job, Replayer, Stored, planned_overhead
+from krnet.recorders.base import Coded, Content, Job, Replayer, Stored
 from krnet.recorders.maps import normalised_chunks
+from krnet.recorders.sizes import planned_overhead
 
 PREFIX = "coded."  # of the tensors that hold the coded coefficients
 MAX_UNUSED_SHARE = 0.01  # a search for a budget ends once it leaves at most this share of the budget unused
@@ -82,11 +83,6 @@ class CodedReplayer(Replayer):
             x = self.basis.inverse(numbers).reshape(len(numbers), *(self.shape or (1,)))
         # All features lie in [0, 1], so clamping can only reduce the error.
         return denormalise(x.clamp_(0, 1), self.low, self.high).reshape(len(x), *self.shape)
-
-
-def stored_edges(shape: Sequence[int]) -> dict[str, Stored]:
-    """The tensors `low` and `high`: the range of each channel."""
-    return {name: Stored((shape[0] if shape else 1,), torch.float32) for name in ("low", "high")}
 
 
 def stored_matrix(

@@ -32,11 +32,9 @@ from krnet.coding.matrix import (
 from krnet.coding.search import find_least
 from krnet.config import from_dict
 from krnet.device import exact_math
-from krnet.errors import InputError, NotARecordingError
 from krnet.features.samples import Samples
 from krnet.io.archive import TensorStore
-from krnet.io.header import RESTORE
-from krnet.recorders.base import Content, Job, Recorder, Stored, planned_overhead
+from krnet.recorders.base import Content, Job, Recorder, Stored
 from krnet.recorders.basis import (
     MAX_UNUSED_SHARE,
     PREFIX,
@@ -44,12 +42,14 @@ from krnet.recorders.basis import (
     CodedReplayer,
     matrix_of,
     planned_bytes,
-    stored_edges,
     stored_matrix,
 )
+from krnet.recorders.checks import reading_settings
 from krnet.recorders.growth import CodedGrowth
 from krnet.recorders.maps import once_for_features
 from krnet.recorders.memory import block_numbers
+from krnet.recorders.ranges import read_range, stored_range
+from krnet.recorders.sizes import planned_overhead
 
 SEARCH_ROWS = 1024  # samples from which a search estimates sizes
 
@@ -90,7 +90,7 @@ class CodedRecorder(Recorder):
         config = from_dict(self.config_class, settings)
         basis, num_columns = self.stored_basis(shape, config)
         coded = stored_matrix(PREFIX, num_samples, num_columns, config.block_size)
-        return {**stored_edges(shape), **basis, **coded}
+        return {**stored_range(shape), **basis, **coded}
 
     def working_numbers(self, shape: Sequence[int], settings: Mapping[str, Any]) -> int:
         config = from_dict(self.config_class, settings)
@@ -202,12 +202,9 @@ class CodedRecorder(Recorder):
     def replay(
         self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device
     ) -> CodedReplayer:
-        try:
+        with reading_settings(self.name):
             config = from_dict(self.config_class, settings)
-        except InputError as error:
-            raise NotARecordingError(f"settings of recorder {self.name} refused: {error}. {RESTORE}") from error
-        shape = ((samples.shape or (1,))[0],)
-        low, high = (store.tensor(name, shape=shape, dtype=torch.float32).to(device) for name in ("low", "high"))
+        low, high = read_range(store, samples.shape, device)
         basis = self.restore(samples, config, store, low, high)
         coded = CodedMatrix.load(store, PREFIX, samples.num_samples, basis.num_columns, config.block_size)
         return CodedReplayer(MatrixReader(coded, config, device), basis, samples, low, high)

@@ -1,8 +1,7 @@
-"""Shared by recorders that train a network: the training step, the run around it, and the replayer.
+"""Shared by recorders that train a network: the training step, and the run around it.
 
     ids -> Feed -> values -> NetworkFit.outputs -> loss -> new weights       on a GPU each step is one CUDA graph
     NetworkFit -> run_fit -> Content                                         checkpoints, R2 or time to stop at, watcher
-    ids -> NetworkReplayer.inputs -> network -> original scale -> features   small batches are CUDA graphs, too
 
 A recorder supplies its network, and the network's inputs for a batch of IDs.
 """
@@ -12,44 +11,35 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-import threading
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from krnet.coding.weights import PACKED_TENSORS, Rounding, matrices, packed_bytes
-from krnet.device import Graphed, exact_math, fast_math, free_bytes
+from krnet.coding.weights import matrices
+from krnet.device import Graphed, fast_math, free_bytes
 from krnet.features.feed import Feed
 from krnet.features.metrics import fidelity, r_squared
-from krnet.features.samples import Samples
 from krnet.features.stats import check_unchanged, denormalise, normalise
 from krnet.nn import layers
 from krnet.nn.muon import Muon
-from krnet.nn.paper_config import DecoderConfig
-from krnet.nn.paper_net import Decoder
 from krnet.progress import Progress
-from krnet.recorders.base import Content, Job, Recorder, Replayer, Stored
-from krnet.recorders.memory import map_numbers
+from krnet.recorders.base import Content, Job, Recorder
+from krnet.recorders.network_sizes import NET
 from krnet.team import team
 from krnet.train.config import BATCH_SAMPLES, FitConfig
 from krnet.train.loop import LOSS_CHECK_ITERATIONS, Checkpoint, Outcome, train
 from krnet.train.open_end import OpenEnd
 
-NET = "net."  # prefix of the network's tensors
 MIN_BATCH_SAMPLES = 4  # of the largest samples: the gradient of one or two alone says little
 WARM_UP_SHARE, HOLD_SHARE = 0.01, 0.3  # shares of a fit: the learning rate rises during the one, falls after the other
 OPEN_FIT_S = 300.0  # a fit of open length takes at most so many seconds; its first round shows all samples
 FIRST_ROUND_EPOCHS, FIRST_ROUND_ITERATIONS = 2, 100  # so many times, in at least so many iterations
-CPU_PART_BYTES = 16 << 20  # of the largest map in a batch on a CPU: more would not stay in its cache
-GRAPH_BATCH_SIZES = (1, 16, 256)  # small batches are padded to one of these, each of which has its CUDA graph
 TARGET_EVERY = 50  # iterations between two checks of stop_at_r2
 HEAD_CHUNK_SAMPLES = 4096  # samples that the head takes at once, before the fit
 
@@ -103,41 +93,6 @@ def wanted_batch_size(job: Job, most_values: int | None = None) -> int:
 def batch_size(job: Job, most_values: int | None = None) -> int:
     """At most a third of the samples: batches of all of them would make updates few and costly in a short fit."""
     return min(wanted_batch_size(job, most_values), max(32, -(-job.samples.num_samples // 3)))
-
-
-def stored_packed(prefix: str, net: nn.Module, plan: Mapping[str, Rounding]) -> dict[str, Stored]:
-    """The tensors that `coding.weights.pack` makes of a network; the stream's `most_bytes` bounds their sum."""
-    shapes = {name: tuple(p.shape) for name, p in net.named_parameters()}
-    stored = {name: Stored() for name in PACKED_TENSORS}
-    num_weights = sum(map(math.prod, shapes.values()))
-    stored["stream"] = Stored(dtype=torch.uint8, most_bytes=packed_bytes(shapes, plan), num_decoded=num_weights)
-    return {prefix + name: tensor for name, tensor in stored.items()}
-
-
-def decoder_numbers(config: DecoderConfig) -> int:
-    """Numbers of the maps of the paper's decoder that exist at once while a sample is replayed."""
-    start_area, area = math.prod(config.start_size), config.height * config.width
-    return map_numbers(config.d0, config.c0 * start_area, config.c1 * area, config.channels * area)
-
-
-def multiplications(net: nn.Module, area: int) -> int:
-    """Upper bound for one sample: each weight of a convolution meets each of `area` positions, others only one."""
-    return sum(
-        module.weight.numel() * (area if module.weight.ndim > 2 else 1)
-        for module in net.modules()
-        if isinstance(module, nn.Conv1d | nn.Conv2d | nn.ConvTranspose2d | nn.Linear)
-    )
-
-
-def decoder_multiplications(config: DecoderConfig) -> int:
-    """Of the paper's decoder, for one sample."""
-    with torch.device("meta"):
-        return multiplications(Decoder(config, 1), config.height * config.width)
-
-
-def stored_weights(prefix: str, net: nn.Module, dtype: torch.dtype = torch.float32) -> dict[str, Stored]:
-    """The tensors of a network whose weights are stored unquantised."""
-    return {prefix + name: Stored(tuple(p.shape), dtype) for name, p in net.named_parameters()}
 
 
 class NetworkFit(ABC):
@@ -355,69 +310,6 @@ def run_fit(recorder: Recorder, trainee: NetworkFit, settings: Mapping[str, Any]
         trainee.feed.close()
     content = trainee.content(outcome)
     return content if open_end is None else replace(content, share_left=open_end.share_left)
-
-
-class NetworkReplayer(Replayer):
-    """Replays by calling a network: ids -> inputs -> net -> original scale."""
-
-    def __init__(
-        self,
-        net: nn.Module,
-        inputs: Callable[[Tensor], Tensor],
-        max_map_values: int,
-        samples: Samples,
-        low: Tensor,
-        high: Tensor,
-        device: torch.device,
-    ):
-        """inputs: IDs on the CPU -> the network's inputs on the device; max_map_values: size of its largest map."""
-        self.net, self.inputs = net.to(device), inputs
-        self.shape, self.device = samples.shape, device
-        self.low, self.high = low.to(device), high.to(device)
-        # On a CPU large batches are replayed in parts whose maps stay in its cache.
-        self.part_samples = max(1, CPU_PART_BYTES // (4 * max_map_values)) if device.type == "cpu" else 1 << 30
-        self._uses: Counter[tuple[int, bool]] = Counter()
-        self._graphs: dict[tuple[int, bool], Graphed] = {}
-        self._lock = threading.Lock()
-
-    @cached_property
-    def bf16_net(self) -> nn.Module:
-        """The network with its matrices in bf16, so that `fast` does not convert them again for every batch."""
-        net = copy.deepcopy(self.net)
-        for module in matrices(net):
-            module.to(torch.bfloat16)
-        return net
-
-    @torch.inference_mode()
-    def decode(self, ids: Tensor, *, fast: bool = False) -> Tensor:
-        fast = fast and self.device.type == "cuda"
-        if self.device.type == "cuda" and len(ids) <= GRAPH_BATCH_SIZES[-1]:
-            return self._decode_by_graph(self.inputs(ids), fast)
-        parts = [self._decode(self.inputs(part), fast) for part in ids.split(self.part_samples)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def _decode(self, inputs: Tensor, fast: bool) -> Tensor:
-        with fast_math(self.device) if fast else exact_math():
-            output = (self.bf16_net if fast else self.net)(inputs)
-        output = output.float().reshape(len(inputs), *(self.shape or (1,)))
-        return denormalise(output, self.low, self.high).reshape(len(inputs), *self.shape)
-
-    def _decode_by_graph(self, inputs: Tensor, fast: bool) -> Tensor:
-        """Replay a small batch by a CUDA graph, since Python takes longer to launch its kernels than they run.
-
-        Capturing takes time, too: the first two batches of each size are decoded without a graph.
-        """
-        size = next(size for size in GRAPH_BATCH_SIZES if len(inputs) <= size)
-        key = size, fast
-        with self._lock:
-            self._uses[key] += 1
-            if self._uses[key] < 3:
-                return self._decode(inputs, fast)
-            padding = [0, 0] * (inputs.dim() - 1) + [0, size - len(inputs)]
-            padded = F.pad(inputs, padding)
-            if key not in self._graphs:
-                self._graphs[key] = Graphed(partial(self._decode, fast=fast), [padded])
-            return self._graphs[key](padded)[: len(inputs)]
 
 
 def fit_fingerprint(job: Job, batch_size: int) -> dict[str, Any]:

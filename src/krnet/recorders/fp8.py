@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 
 from krnet.config import check_choice, from_dict
-from krnet.errors import InputError, NotARecordingError
 from krnet.features.samples import Samples
-from krnet.io.header import RESTORE
 from krnet.io.stored_rows import MadeRows, Rows
 from krnet.recorders.base import Coded, Content, Job, Recorder, Replayer, RowStore, Stored, register
-from krnet.recorders.basis import stored_edges
+from krnet.recorders.checks import reading_settings
+from krnet.recorders.ranges import read_range, refuse_not_finite, stored_range
 
 FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
@@ -75,10 +74,7 @@ class FP8Replayer(Replayer):
         return Coded(symbols, self.show(symbols))
 
     def show(self, symbols: Tensor) -> Tensor:
-        found = self.floats.decode(symbols)
-        if not found.isfinite().all():
-            raise NotARecordingError(f"values that are not finite, as no recorded ones are. {RESTORE}")
-        return found
+        return refuse_not_finite(self.floats.decode(symbols))
 
 
 @register
@@ -99,7 +95,7 @@ class FP8Recorder(Recorder):
         return Content({"low": stats.low, "high": stats.high}, asdict(config), made={"values": values})
 
     def stored(self, shape: Sequence[int], num_samples: int, settings: Mapping[str, Any]) -> dict[str, Stored]:
-        return {**stored_edges(shape), "values": Stored((num_samples, *shape), torch.uint8)}
+        return {**stored_range(shape), "values": Stored((num_samples, *shape), torch.uint8)}
 
     def least_bytes(self, num_samples: int, shape: Sequence[int], settings: Mapping[str, Any]) -> int:
         return super().least_bytes(num_samples, shape, {"format": "e4m3"})  # both formats take as many
@@ -107,13 +103,8 @@ class FP8Recorder(Recorder):
     def replay(
         self, samples: Samples, settings: Mapping[str, Any], store: RowStore, device: torch.device
     ) -> FP8Replayer:
-        try:
+        with reading_settings(self.name):
             config = from_dict(FP8Config, settings)
-        except InputError as error:
-            raise NotARecordingError(f"settings of recorder fp8 refused: {error}. {RESTORE}") from error
-        shape = ((samples.shape or (1,))[0],)
-        low, high = (
-            store.tensor(name, shape=shape, dtype=torch.float32).to(device)[:, None] for name in ("low", "high")
-        )
+        low, high = (edge[:, None] for edge in read_range(store, samples.shape, device))
         values = store.rows("values", shape=(samples.num_samples, *samples.shape), dtype=torch.uint8)
         return FP8Replayer(values, Floats(FORMATS[config.format], low, high, samples.shape), device)

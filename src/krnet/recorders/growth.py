@@ -38,8 +38,10 @@ from krnet.errors import InputError, NotARecordingError, SettingError
 from krnet.features.samples import Samples
 from krnet.features.stats import normalise
 from krnet.io.header import RESTORE
-from krnet.recorders.base import Content, Earlier, Job, Recorder, planned_overhead
+from krnet.recorders.base import Content, Earlier, Job, Recorder
 from krnet.recorders.basis import MAX_UNUSED_SHARE, PREFIX, CodedReplayer, matrix_of, planned_bytes
+from krnet.recorders.ranges import read_range
+from krnet.recorders.sizes import planned_overhead
 
 # Features are refused if their error against start's replays > (ERROR_SLACK * (1 - R2) + ROUNDING_ERROR) * variance.
 CHECK_SAMPLES = 64  # samples that are compared
@@ -77,7 +79,7 @@ def new_samples_job(job: Job, recorder: str) -> Job:
         )
     check_held_features(job, start)
     new_source = source.part(num_held)
-    low, high = (start.tensor(n, shape=job.stats.low.shape, dtype=torch.float32) for n in ("low", "high"))
+    low, high = read_range(start, job.stats.low.shape)
     return replace(
         job,
         source=new_source,

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from krnet.coding.matrix import CHUNK_BYTES
 from krnet.device import dtype_name
+from krnet.features.feature_source import FeatureSource
 from krnet.features.samples import Samples
-from krnet.features.source import FeatureSource
 from krnet.features.stats import normalise
 from krnet.recorders.base import Job
 from krnet.recorders.grids import Grid

@@ -21,18 +21,8 @@ from krnet.device import dtype_name
 from krnet.errors import FeatureError, NotARecordingError, SettingError
 from krnet.features.samples import Samples
 from krnet.io.stored_rows import MadeRows, Rows, block_header_bytes
-from krnet.recorders.base import (
-    Coded,
-    Content,
-    Job,
-    Recorder,
-    Replayer,
-    RowStore,
-    Stored,
-    file_bytes,
-    register,
-    tensor_bytes,
-)
+from krnet.recorders.base import Coded, Content, Job, Recorder, Replayer, RowStore, Stored, register, tensor_bytes
+from krnet.recorders.sizes import file_bytes
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 

@@ -33,15 +33,16 @@ from krnet.coding.matrix import CODED_TENSORS, MAX_BLOCK
 from krnet.coding.search import largest_fitting
 from krnet.config import check_int, from_dict
 from krnet.device import exact_math
-from krnet.errors import InputError, NotARecordingError
 from krnet.features.samples import Samples
 from krnet.io.archive import TensorStore
-from krnet.io.header import RESTORE
-from krnet.recorders.base import Content, Job, Recorder, Stored, planned_overhead, register
-from krnet.recorders.basis import Basis, CodedReplayer, matrix_of, planned_bytes, stored_edges, stored_matrix
+from krnet.recorders.base import Content, Job, Recorder, Stored, register
+from krnet.recorders.basis import Basis, CodedReplayer, matrix_of, planned_bytes, stored_matrix
+from krnet.recorders.checks import reading_settings
 from krnet.recorders.codes import CODES, check_codes, code_reader, encode_codes, measure_codes
 from krnet.recorders.maps import mean_map, once_for_features
 from krnet.recorders.memory import block_numbers
+from krnet.recorders.ranges import read_range, stored_range
+from krnet.recorders.sizes import planned_overhead
 
 MAX_LEVELS = 256
 SCALE_STEPS = 8  # scales for each factor of two
@@ -224,7 +225,7 @@ class RotationRecorder(Recorder):
     def stored(self, shape: Sequence[int], num_samples: int, settings: Mapping[str, Any]) -> dict[str, Stored]:
         config, num_values = from_dict(RotationConfig, settings), math.prod(shape)
         codes = stored_matrix(CODES, num_samples, num_values + 1, config.block_size)
-        return {**stored_edges(shape), "mean": Stored((num_values,), torch.float16), **codes}
+        return {**stored_range(shape), "mean": Stored((num_values,), torch.float16), **codes}
 
     def working_numbers(self, shape: Sequence[int], settings: Mapping[str, Any]) -> int:
         config, num_values = from_dict(RotationConfig, settings), math.prod(shape)
@@ -233,12 +234,9 @@ class RotationRecorder(Recorder):
     def replay(
         self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device
     ) -> CodedReplayer:
-        try:
+        with reading_settings(self.name):
             config = from_dict(RotationConfig, settings)
-        except InputError as error:
-            raise NotARecordingError(f"settings of recorder rotation refused: {error}. {RESTORE}") from error
-        num_values, shape = math.prod(samples.shape), ((samples.shape or (1,))[0],)
-        low, high = (store.tensor(name, shape=shape, dtype=torch.float32).to(device) for name in ("low", "high"))
+        num_values, (low, high) = math.prod(samples.shape), read_range(store, samples.shape, device)
         mean = store.tensor("mean", shape=(num_values,), dtype=torch.float16).to(device)
         reader = code_reader(store, samples.num_samples, num_values + 1, config.block_size, device)
         return CodedReplayer(reader, Rotated(mean, config), samples, low, high)

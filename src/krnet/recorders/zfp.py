@@ -24,14 +24,16 @@ from torch import Tensor
 
 from krnet.coding.search import find_least
 from krnet.config import check_int, check_range, from_dict
-from krnet.errors import InputError, NotARecordingError
+from krnet.errors import NotARecordingError
 from krnet.features.samples import Samples
 from krnet.features.stats import denormalise, normalise
 from krnet.io.archive import TensorStore
 from krnet.io.header import RESTORE
-from krnet.recorders.base import Content, Job, Recorder, Stored, overhead_bytes, register
-from krnet.recorders.basis import stored_edges
+from krnet.recorders.base import Content, Job, Recorder, Stored, register
 from krnet.recorders.byte_blocks import MAX_BLOCK, BlockReplayer, compress, estimated_bytes, stored_stream
+from krnet.recorders.checks import reading_settings
+from krnet.recorders.ranges import read_range, refuse_not_finite, stored_range
+from krnet.recorders.sizes import overhead_bytes
 
 MAX_DIMS = 4  # of an array of zfp
 SIDE = 4  # values of a block of zfp along each dimension
@@ -89,9 +91,7 @@ class ZfpCodec:
         except ValueError as error:
             raise NotARecordingError(f"a block that zfp cannot read ({error}). {RESTORE}") from error
         x = torch.from_numpy(array).mul_(self.step).reshape(num_samples, *(self.shape or (1,)))
-        if not x.isfinite().all():
-            raise NotARecordingError(f"values that are not finite, as no recorded ones are. {RESTORE}")
-        return denormalise(x.clamp_(0, 1), self.low, self.high).reshape(num_samples, *self.shape)
+        return denormalise(refuse_not_finite(x).clamp_(0, 1), self.low, self.high).reshape(num_samples, *self.shape)
 
 
 @register
@@ -153,7 +153,7 @@ class ZfpRecorder(Recorder):
         return ZfpCodec(config, job.source.shape, job.stats.low.cpu(), job.stats.high.cpu())
 
     def stored(self, shape: Sequence[int], num_samples: int, settings: Mapping[str, Any]) -> dict[str, Stored]:
-        return {**stored_edges(shape), **stored_stream(num_samples, from_dict(ZfpConfig, settings).block_size)}
+        return {**stored_range(shape), **stored_stream(num_samples, from_dict(ZfpConfig, settings).block_size)}
 
     def working_numbers(self, shape: Sequence[int], settings: Mapping[str, Any]) -> int:
         config = from_dict(ZfpConfig, settings)
@@ -164,11 +164,7 @@ class ZfpRecorder(Recorder):
     def replay(
         self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device
     ) -> BlockReplayer:
-        try:
+        with reading_settings(self.name):
             config = from_dict(ZfpConfig, settings)
-        except InputError as error:
-            raise NotARecordingError(f"settings of recorder zfp refused: {error}. {RESTORE}") from error
-        shape = ((samples.shape or (1,))[0],)
-        low, high = (store.tensor(name, shape=shape, dtype=torch.float32) for name in ("low", "high"))
-        codec = ZfpCodec(config, samples.shape, low, high)
+        codec = ZfpCodec(config, samples.shape, *read_range(store, samples.shape))
         return BlockReplayer(store, codec, samples.num_samples, config.block_size, device)

@@ -19,12 +19,11 @@ import torch
 from torch import Tensor
 
 from krnet.config import check_choice, check_int, from_dict
-from krnet.errors import InputError, NotARecordingError, SettingError
+from krnet.errors import NotARecordingError, SettingError
 from krnet.features.samples import Samples
 from krnet.io.archive import TensorStore
 from krnet.io.header import RESTORE
-from krnet.recorders.base import Content, Job, Recorder, Stored, overhead_bytes, register
-from krnet.recorders.basis import stored_edges
+from krnet.recorders.base import Content, Job, Recorder, Stored, register
 from krnet.recorders.byte_blocks import (
     MAX_BLOCK,
     BlockReplayer,
@@ -32,6 +31,9 @@ from krnet.recorders.byte_blocks import (
     estimated_bytes,
     stored_stream,
 )
+from krnet.recorders.checks import reading_settings
+from krnet.recorders.ranges import read_range, refuse_not_finite, stored_range
+from krnet.recorders.sizes import overhead_bytes
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 COPIES = 6  # of a block while it is decoded: its bytes, in order, and as float32
@@ -78,9 +80,7 @@ class ZstdCodec:
             raise NotARecordingError(f"a block that zstd cannot read ({error}). {RESTORE}") from error
         values = np.ascontiguousarray(np.frombuffer(found, np.uint8).reshape(self.dtype.itemsize, -1).T)
         decoded = torch.from_numpy(values).view(self.dtype).float().reshape(num_samples, *self.shape)
-        if not decoded.isfinite().all():
-            raise NotARecordingError(f"values that are not finite, as no recorded ones are. {RESTORE}")
-        return decoded
+        return refuse_not_finite(decoded)
 
 
 @register
@@ -117,7 +117,7 @@ class ZstdRecorder(Recorder):
         return from_dict(ZstdConfig, {"dtype": default} | {k: v for k, v in job.settings.items() if v is not None})
 
     def stored(self, shape: Sequence[int], num_samples: int, settings: Mapping[str, Any]) -> dict[str, Stored]:
-        return {**stored_edges(shape), **stored_stream(num_samples, from_dict(ZstdConfig, settings).block_size)}
+        return {**stored_range(shape), **stored_stream(num_samples, from_dict(ZstdConfig, settings).block_size)}
 
     def working_numbers(self, shape: Sequence[int], settings: Mapping[str, Any]) -> int:
         return COPIES * from_dict(ZstdConfig, settings).block_size * math.prod(shape)
@@ -125,12 +125,9 @@ class ZstdRecorder(Recorder):
     def replay(
         self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device
     ) -> BlockReplayer:
-        try:
+        with reading_settings(self.name):
             config = from_dict(ZstdConfig, settings)
-        except InputError as error:
-            raise NotARecordingError(f"settings of recorder zstd refused: {error}. {RESTORE}") from error
-        for name in ("low", "high"):  # not needed, but of this shape: it tells channels from rows
-            store.tensor(name, shape=((samples.shape or (1,))[0],), dtype=torch.float32)
+        read_range(store, samples.shape)  # not needed, but of this shape: it tells channels from rows
         codec = ZstdCodec(config, samples.shape)
         return BlockReplayer(store, codec, samples.num_samples, config.block_size, device)
 

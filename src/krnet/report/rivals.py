@@ -45,8 +45,7 @@ def curves_of(entries: Sequence[Entry]) -> dict[str, dict[str, Points]]:
     found: dict[str, dict[str, dict[float, list[Mapping[str, float]]]]] = {}
     for entry in entries:
         size, metrics = entry.row["settings"].get("bits_per_value"), entry.row["metrics"]
-        recorder, _, name = entry.line.partition(", ")
-        name = re.sub("^zoo-(full|small)-", "", name)
+        recorder, name = entry.line.partition(", ")[0], set_name(entry)
         if size is not None and not metrics["over_budget"]:
             found.setdefault(name, {}).setdefault(recorder, {}).setdefault(size, []).append(metrics)
     mean = statistics.mean
@@ -60,6 +59,24 @@ def curves_of(entries: Sequence[Entry]) -> dict[str, dict[str, Points]]:
         }
         for name, recorders in found.items()
     }
+
+
+def set_name(entry: Entry) -> str:
+    """The set of features: what the entry's line names behind the recorder."""
+    return re.sub("^zoo-(full|small)-", "", entry.line.partition(", ")[2])
+
+
+def side_by_side(entries: Sequence[Entry]) -> str:
+    """A line for each set and size, a column for each recorder or variant: its R2."""
+    curves = curves_of(entries)
+    columns = list(dict.fromkeys(entry.line.partition(", ")[0] for entry in entries))
+    lines = []
+    for name, own in curves.items():
+        for size in sorted({size for points in own.values() for size, _, _ in points}):
+            found = {column: r2 for column, points in own.items() for at, _, r2 in points if at == size}
+            cells = [rounded(round(found[column], 6), 4) if column in found else "" for column in columns]
+            lines.append([name, f"{size:g}", *cells])
+    return markdown(["set", "bits a value", *columns], lines)
 
 
 def cell(ours: Points, others: Mapping[str, Points], index: int) -> str:

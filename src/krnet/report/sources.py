@@ -13,14 +13,13 @@ from typing import Any
 
 from krnet.errors import InputError, RunError
 from krnet.io import ledger
-from krnet.io.atomic import read_json
+from krnet.io.run_file import RUN_FILE, read_run
 from krnet.report.views.embedding import FOLDER_KEY
 
-RUN_FILE = "run.json"
 RUN_PATTERNS = (RUN_FILE, f"*/{RUN_FILE}", f"*/seed-*/*/{RUN_FILE}")
 ROW_KEYS = ("settings", "versions", "class_order", "device", "seed", "command")
 NEEDED_KEYS = ("method", "tasks", "accuracy", "last")
-RUN_KEY = "run_folder"
+RUN_KEY = "run_files"
 """Only rows of run folders have it: the folder, below the one that was given."""
 
 
@@ -55,13 +54,7 @@ def _read_runs(folder: Path) -> list[dict[str, Any]]:
 
 def _run_row(path: Path, folder: Path) -> dict[str, Any]:
     """run.json as the row that the ledger would hold."""
-    try:
-        run = read_json(path)
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path}: cannot be read ({error}); expected what `krnet learn` writes") from error
-    missing = [name for name in NEEDED_KEYS if name not in run]
-    if missing:
-        raise RunError(f"{path}: lacks {', '.join(missing)}; expected what `krnet learn` writes")
+    run = read_run(path, NEEDED_KEYS)
     written = datetime.fromtimestamp(path.stat().st_mtime, timezone.utc)
     commits = run.get("commits")
     return {

@@ -18,7 +18,6 @@ class Summary:
     mean: float
     deviation: float | None
     """Standard deviation (n - 1) over the runs; None for one run."""
-    num_runs: int
 
     def overlaps(self, other: Summary) -> bool:
         """Whether the means are no further apart than both deviations together; nobody knows where one seed is all."""
@@ -29,7 +28,7 @@ class Summary:
 
 def summarize(series: str, values: Sequence[float]) -> Summary:
     deviation = statistics.stdev(values) if len(values) > 1 else None
-    return Summary(series, statistics.mean(values), deviation, len(values))
+    return Summary(series, statistics.mean(values), deviation)
 
 
 def by_series(points: Iterable[Point]) -> list[Summary]:

@@ -32,7 +32,8 @@ from krnet.data.dataset import DataSet
 from krnet.device import pick_device
 from krnet.errors import InputError
 from krnet.features.extract import extract
-from krnet.features.source import FeatureSource, open_features
+from krnet.features.feature_source import FeatureSource
+from krnet.features.source import open_features
 from krnet.io import ledger
 from krnet.io.lock import making
 from krnet.nn import backbones

@@ -41,7 +41,7 @@ A recipe is a short file that opens with a comment: the number, the hardware and
     bits_per_value = [1, 4]            # are points of the line "pca, lm"
 
 The later wins: [settings] < the run < [quick] < the run's quick. The value "none" takes a setting away that an earlier
-one of these gave.
+one of these gave; inside a table, such as given = { block = "none" }, it is None.
 """
 
 from __future__ import annotations
@@ -224,7 +224,13 @@ def merge_settings(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for layer in layers:
         merged |= layer
-    return {name: value for name, value in merged.items() if value != LEFT_OUT}
+    return {name: _with_none(value) for name, value in merged.items() if value != LEFT_OUT}
+
+
+def _with_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: None if inner == LEFT_OUT else inner for name, inner in value.items()}
+    return value
 
 
 def _opening(where: str, text: str) -> str:

@@ -21,7 +21,8 @@ from krnet.bench.rate import POINTS_FOLDER, Bench, ImageInputs, Series
 from krnet.config import check_choice, check_range, parse_size
 from krnet.device import pick_device
 from krnet.errors import SettingError
-from krnet.features.source import FeatureSource, open_features
+from krnet.features.feature_source import FeatureSource
+from krnet.features.source import open_features
 from krnet.features.stats import FeatureStats, scan
 from krnet.io.header import digest
 from krnet.io.lock import making
@@ -29,7 +30,8 @@ from krnet.nn.fingerprint import fingerprint
 from krnet.nn.loaded import LoadedHead, LoadedTrunk
 from krnet.nn.paper_config import PRESETS
 from krnet.progress import Watch
-from krnet.recorders.base import Recorder, check_inputs, check_names, get_recorder
+from krnet.recorders.base import Recorder, get_recorder
+from krnet.recorders.checks import check_inputs, check_names
 from krnet.reproduce.curve import following, read_curve
 from krnet.reproduce.features import FeatureSet, shape_of
 from krnet.reproduce.zoo import ZooSet

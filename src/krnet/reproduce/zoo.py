@@ -16,7 +16,8 @@ from pathlib import Path
 from krnet.config import unknown_setting
 from krnet.data.folder import cache_folder
 from krnet.errors import DataError
-from krnet.features.source import FeatureSource, open_features
+from krnet.features.feature_source import FeatureSource
+from krnet.features.source import open_features
 
 SCALES = ("full", "small")
 SHAPES: Mapping[str, tuple[int, ...]] = {

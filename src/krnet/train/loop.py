@@ -97,7 +97,7 @@ class Checkpoint:
             return 0, 0.0, []
         try:
             saved = archive.open_archive(self.path)
-            state = {name: saved.tensor(name) for name in saved.names}
+            state = saved.tensors()
         except RecordingError as error:
             raise ResumeError(f"{error}. To start afresh, remove {self.path}") from error
         found = saved.metadata.get("fingerprint", {})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+NUM_NAMED = 3  # ranges in a message
 Range = tuple[int, int]
 """start, stop: the samples start .. stop - 1."""
 
@@ -31,8 +32,8 @@ def cut(ranges: Iterable[Range], step: int) -> Iterator[Range]:
             start = end
 
 
-def text(ranges: Iterable[Range], most: int = 3) -> str:
+def text(ranges: Iterable[Range]) -> str:
     """0..19, 40..99, and 2 more"""
     listed = list(ranges)
-    shown = ", ".join(f"{start}..{stop - 1}" for start, stop in listed[:most])
-    return shown if len(listed) <= most else f"{shown} and {len(listed) - most} more"
+    shown = ", ".join(f"{start}..{stop - 1}" for start, stop in listed[:NUM_NAMED])
+    return shown if len(listed) <= NUM_NAMED else f"{shown} and {len(listed) - NUM_NAMED} more"

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from krnet.errors import FeatureError, ShardError
+from krnet.features.feature_source import FeatureSource
 from krnet.features.shards.index import INDEX_NAME, MAX_INDEX_BYTES, Index, parse_index
 from krnet.features.shards.shard import REPAIR, Entry, Shard, open_shard
-from krnet.features.source import FeatureSource
 from krnet.io.folders import sizes_of
 from krnet.io.places import Place, Url
 from krnet.io.ranged import open_ranged

@@ -9,7 +9,8 @@ from typing import Any
 from krnet.config import check_choice, check_int, check_range, check_rate, parse_settings, parse_size
 from krnet.errors import SettingError
 from krnet.learners.base import LearnerConfig
-from krnet.recorders.base import FIT_NAMES, Recorder, check_names, get_recorder, recorder_name
+from krnet.recorders.base import FIT_NAMES, Recorder, get_recorder, recorder_name
+from krnet.recorders.checks import check_names
 from krnet.train.config import SCHEDULES, FitConfig
 
 # Settings of a fit that recorder_settings must not hold -> why.

@@ -19,11 +19,12 @@ import torch
 
 from krnet.coding.search import largest_fitting
 from krnet.config import from_dict
-from krnet.nn.paper_config import KERNEL, DecoderConfig
+from krnet.nn.paper_config import DecoderConfig
 from krnet.nn.paper_net import Decoder
-from krnet.nn.sizing import MAX_PARAMETERS, MAX_START_AREA, map_shape
+from krnet.nn.sizing import MAX_PARAMETERS, geometry, map_shape, start_stride
 from krnet.recorders.autoencoder.network import CODE_NAMES, MAX_CODE_WIDTH, AutoencoderConfig, stored_tensors
-from krnet.recorders.base import Job, file_bytes, overhead_bytes
+from krnet.recorders.base import Job
+from krnet.recorders.sizes import file_bytes, overhead_bytes
 
 MIN_CODE_WIDTH = 4  # by default: of a single number the decoder's first norm keeps only the sign
 # (code_bits, weight_bits), the fewest first. Float codes as wide as a map would take as many bytes as the maps.
@@ -46,7 +47,7 @@ def decoder_sizes(shape: tuple[int, ...], steps: int, overrides: Mapping[str, An
 
     (B, d0) -> (B, c0, h0, w0) -> (B, c1, h, w)
     """
-    channels, height, width = map_shape(shape)
+    _, height, width = map_shape(shape)
     vector = len(shape) <= 1
     linear = NUM_LINEAR_STEPS
     d0 = 32 * (steps + 1) if steps < linear else 32 * linear * 1.125 ** (steps - linear + 1)
@@ -55,15 +56,12 @@ def decoder_sizes(shape: tuple[int, ...], steps: int, overrides: Mapping[str, An
     # Large ones are multiples of 16: a multiple of 8 for each of the norm's two groups.
     c0 = 8 * max(1, round(c0 / 8)) if c0 < 64 else 16 * round(c0 / 16)
     sizes: dict[str, Any] = {
-        "channels": channels,
-        "height": height,
-        "width": width,
-        "vector": vector,
+        **geometry(shape),
         "d0": c0 if vector else 32 * round(d0 / 32),
         "c0": c0,
         "c1": min(16 * max(1, round(1.5 * c0 / 16)), 256),
         "conv_before": "full",
-        "stride": next((s for s in range(1, KERNEL) if -(-height // s) * -(-width // s) <= MAX_START_AREA), KERNEL),
+        "stride": start_stride(height, width),
     }
     return from_dict(DecoderConfig, {**sizes, **overrides})
 

@@ -24,8 +24,9 @@ from krnet.nn.layers import NEGATIVE_SLOPE, norm_act
 from krnet.nn.paper_config import DecoderConfig
 from krnet.nn.paper_net import Affine, BasicBlock, Decoder, DeconvModule, FCModule, convolution, norm
 from krnet.recorders.base import Stored
-from krnet.recorders.basis import stored_edges, stored_matrix
-from krnet.recorders.fit import NET, stored_packed, stored_weights
+from krnet.recorders.basis import stored_matrix
+from krnet.recorders.network_sizes import NET, stored_packed, stored_weights
+from krnet.recorders.ranges import stored_range
 
 FLOAT_BITS = 32
 WEIGHT_TYPES: dict[float, torch.dtype] = {32: torch.float32, 16: torch.float16}
@@ -182,7 +183,7 @@ def stored_tensors(num_samples: int, config: AutoencoderConfig) -> dict[str, Sto
         if dtype
         else stored_packed(NET, decoder, rounding_of(decoder, config.weight_bits))
     )
-    return {**stored_edges((config.channels,)), **weights, **stored_codes(num_samples, config)}
+    return {**stored_range((config.channels,)), **weights, **stored_codes(num_samples, config)}
 
 
 def stored_codes(num_samples: int, config: AutoencoderConfig) -> dict[str, Stored]:

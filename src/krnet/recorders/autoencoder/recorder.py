@@ -23,13 +23,11 @@ from torch import Tensor
 from krnet.coding.matrix import CodedMatrix, Matrix, MatrixReader, encode, measure
 from krnet.config import from_dict
 from krnet.device import exact_math
-from krnet.errors import InputError, NotARecordingError, OversizedRecordingError, SettingError
 from krnet.features.samples import Samples
 from krnet.io.archive import TensorStore
-from krnet.io.header import RESTORE
 from krnet.nn.paper_config import DecoderConfig
 from krnet.nn.paper_net import Decoder
-from krnet.nn.sizing import map_shape, preset_config, sizes_for
+from krnet.nn.sizing import preset_config, sizes_for
 from krnet.recorders.autoencoder import budget as budgets
 from krnet.recorders.autoencoder.budget import max_useful_width
 from krnet.recorders.autoencoder.network import (
@@ -42,10 +40,14 @@ from krnet.recorders.autoencoder.network import (
     unpack,
 )
 from krnet.recorders.base import Content, Job, Stored, register
-from krnet.recorders.fit import NetworkFit, NetworkReplayer, decoder_multiplications, decoder_numbers, run_fit
+from krnet.recorders.checks import reading_settings
+from krnet.recorders.fit import NetworkFit, run_fit
 from krnet.recorders.maps import normalised
 from krnet.recorders.memory import block_numbers
-from krnet.recorders.presets import PresetRecorder
+from krnet.recorders.network_replayer import NetworkReplayer
+from krnet.recorders.network_sizes import decoder_multiplications, decoder_numbers
+from krnet.recorders.presets import PresetRecorder, check_geometry, on_meta
+from krnet.recorders.ranges import read_range
 from krnet.train.loop import Outcome
 
 PAPER_CODE_WIDTH = 1024
@@ -161,22 +163,14 @@ class AutoencoderRecorder(PresetRecorder):
         self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device
     ) -> NetworkReplayer:
         """Check all sizes against the tensors in the file before allocating anything."""
-        try:
+        with reading_settings(self.name):
             config = from_dict(AutoencoderConfig, settings)
-            geometry = (config.channels, config.height, config.width), config.vector
-            if geometry != (map_shape(samples.shape), len(samples.shape) <= 1):
-                raise SettingError(f"a network for other features than the file's {samples.shape}")
-        except (InputError, KeyError, TypeError) as error:
-            raise NotARecordingError(f"settings of recorder autoencoder refused: {error}. {RESTORE}") from error
-        try:
-            with torch.device("meta"):
-                decoder = Decoder(config, config.code_width)
-        except (RuntimeError, TypeError) as error:  # sizes whose product overflows
-            raise OversizedRecordingError(f"a network of no possible size: {error}. Record again") from error
+            check_geometry(config, samples.shape)
+        decoder = on_meta(lambda: Decoder(config, config.code_width))
         decoder.load_state_dict(unpack(store, decoder, config.weight_bits), assign=True)
         if device.type == "cpu":  # where this layout makes depthwise convolutions faster
             decoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        low, high = (store.tensor(name, shape=(config.channels,), dtype=torch.float32) for name in ("low", "high"))
+        low, high = read_range(store, (config.channels,))
         codes = read_codes(store, config, samples.num_samples, device)
         max_map_values = math.prod(decoder.start_shape)
         return NetworkReplayer(decoder, codes, max_map_values, samples, low, high, device)

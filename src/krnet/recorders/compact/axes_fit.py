@@ -41,9 +41,9 @@ from krnet.recorders.compact.codes import (
     measured_columns,
 )
 from krnet.recorders.compact.network import AXES_CODING, MAX_STEP, CompactConfig, CompactNet
-from krnet.recorders.fit import NET
 from krnet.recorders.grids import Grid
 from krnet.recorders.maps import coordinates, once_for_features
+from krnet.recorders.network_sizes import NET
 from krnet.train.loop import Outcome
 
 MEASURED_AT, MEASURE_EVERY = (10, 20, 40, 80, 160), 250  # iterations at which the file is measured
@@ -99,8 +99,16 @@ class CompactFit(CodesFit):
         due = iteration in MEASURED_AT or (iteration and iteration % MEASURE_EVERY == 0)
         if due and self.target_bits is not None:
             with torch.no_grad():
+                self._stay_within_tables()
                 self.target_bits.copy_(self._find_target_bits(self.axes))
         return super().step(iteration, progress)
+
+    def _stay_within_tables(self) -> None:
+        """Coarsen steps where codes or axes have grown: a finer one needs more symbols than the coder's tables have."""
+        if self.target_bits is not None:
+            self.step_size.clamp_(min=float(self.codes.abs().max()) / FINEST)
+        largest = (self.axes * self.axis_std[:, None]).abs().max()
+        self.least_axis_step.copy_(torch.maximum(self.least_axis_step, largest / FINEST))
 
     @property
     def growth(self) -> float:
@@ -163,17 +171,19 @@ class CompactFit(CodesFit):
         self.follow_target(self.step_size, self.current_bits, self.least_step, MAX_STEP)
 
     def state(self) -> dict[str, Tensor]:
-        return super().state() | ({} if self.target_bits is None else {"target_bits": self.target_bits})
+        more = {} if self.target_bits is None else {"target_bits": self.target_bits}
+        return super().state() | {"least_axis_step": self.least_axis_step, **more}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         super().load_state(state)
         if self.target_bits is not None and "target_bits" in state:  # checkpoints of earlier versions lack it
             self.target_bits.copy_(state["target_bits"])
+        if "least_axis_step" in state:
+            self.least_axis_step.copy_(state["least_axis_step"])
 
     @torch.no_grad()
     def content(self, outcome: Outcome) -> Content:
-        if self.target_bits is not None:  # codes have moved: least_step may be too small for the largest by now
-            self.step_size.clamp_(min=float(self.codes.abs().max()) / FINEST)
+        self._stay_within_tables()
         refine = pack(dict(self.net.refine.named_parameters()), self.plan) if self.config.c1 else {}
         tensors = {f"{NET}{name}": value for name, value in refine.items()}
         axes, _ = self.matrices(self.axes, self.config)

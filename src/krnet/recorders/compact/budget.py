@@ -36,16 +36,16 @@ from krnet.recorders.coded import SEARCH_ROWS
 from krnet.recorders.compact.codes import fixed_bytes, network_bytes
 from krnet.recorders.compact.network import AXES_CODING, CompactConfig, check_grid, zero_map
 from krnet.recorders.compact.starts import (
-    WORSE,
     Start,
     best_start,
-    growing_grids,
+    look_while_it_helps,
     make_start,
     unseen_share,
     values_start,
 )
 from krnet.recorders.compact.values_fit import DEAD_ZONE, values_minus_zero
 from krnet.recorders.fit import is_open
+from krnet.recorders.grids import Grid
 from krnet.train.config import FitConfig
 
 
@@ -222,8 +222,8 @@ def likely_bytes(job: Job, target_r2: float) -> tuple[float, float]:
     max_error = error / min(1.0, factor * error**power) * job.stats.variance * num_values
     config = from_dict(CompactConfig, {"step": 1.0, "components": 1, **job.settings, "c1": 0})
     given = {"block", "components"} & set(job.settings)
-    found, last = list[tuple[float, float]](), math.inf
-    for grid in [config.grid(job.source.shape)] if given else growing_grids(job):
+
+    def look(grid: Grid) -> tuple[float, float]:
         start = make_start(job, grid)
 
         def count(step: float, start: Start = start) -> int:
@@ -234,11 +234,12 @@ def likely_bytes(job: Job, target_r2: float) -> tuple[float, float]:
 
         step = bisect_step(reaches_target, num_values, 0.01)[0]
         chosen = start.config_of(config, step, count(step))
-        found.append((start.bytes_for(config, step, count(step)), fixed_bytes(job, chosen)))
-        if found[-1][0] > WORSE * last:
-            break
-        last = min(last, found[-1][0])
-    best = min(found)
+        return start.bytes_for(config, step, count(step)), fixed_bytes(job, chosen)
+
+    if given:
+        best = look(config.grid(job.source.shape))
+    else:
+        best = min(look_while_it_helps(job, look, error=lambda found: found[0]))
     return best[0] / (1 - limits.budget_share), best[1]
 
 

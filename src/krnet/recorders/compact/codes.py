@@ -18,10 +18,12 @@ from torch import Tensor
 from krnet.coding.matrix import CODED_TENSORS, CodedConfig, CodedMatrix, Matrix, encode, evenly_spaced, measure
 from krnet.coding.search import largest_fitting
 from krnet.recorders.axes import AXES
-from krnet.recorders.base import Content, Job, overhead_bytes, tensor_bytes
+from krnet.recorders.base import Content, Job, tensor_bytes
 from krnet.recorders.compact.network import CODES, CompactConfig, CompactNet, stored_tensors
-from krnet.recorders.fit import NET, NetworkFit, batch_size, wanted_batch_size
+from krnet.recorders.fit import NetworkFit, batch_size, wanted_batch_size
 from krnet.recorders.grids import Grid
+from krnet.recorders.network_sizes import NET
+from krnet.recorders.sizes import overhead_bytes
 from krnet.train.config import BATCH_SAMPLES
 from krnet.train.loop import Outcome
 

@@ -22,7 +22,7 @@ from krnet.coding.weights import StraightThrough
 from krnet.config import from_dict
 from krnet.device import exact_math
 from krnet.recorders.axes import least_squares
-from krnet.recorders.base import Content, Earlier, Job, Recorder, overhead_bytes
+from krnet.recorders.base import Content, Earlier, Job, Recorder
 from krnet.recorders.compact.codes import BUDGET_FILL, CodesFit, content_with_codes
 from krnet.recorders.compact.moves import MANY_MOVES, bit_prices, move_codes
 from krnet.recorders.compact.network import (
@@ -40,6 +40,7 @@ from krnet.recorders.compact.values_fit import DEAD_ZONE, values_minus_zero
 from krnet.recorders.fit import run_fit
 from krnet.recorders.growth import check_kept_settings, new_samples_job
 from krnet.recorders.maps import coordinates, normalised
+from krnet.recorders.sizes import overhead_bytes
 from krnet.train.loop import Outcome
 
 NUM_COMPARED, COMPARED_AT_ONCE = 1024, 128  # new samples on which the network is tried, and how many at a time

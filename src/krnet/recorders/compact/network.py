@@ -21,15 +21,16 @@ from torch import Tensor, nn
 from krnet.coding.matrix import MAX_BLOCK, CodedConfig, CodedMatrix, MatrixReader
 from krnet.coding.weights import rounding_plan, unpack
 from krnet.config import check_choice, check_int, check_range, from_dict
-from krnet.errors import InputError, NotARecordingError, SettingError
+from krnet.errors import SettingError
 from krnet.io.archive import TensorStore
-from krnet.io.header import RESTORE
 from krnet.recorders.axes import AXES, decode_axes, load_axes
 from krnet.recorders.base import Stored
-from krnet.recorders.basis import stored_edges, stored_matrix
-from krnet.recorders.fit import NET, multiplications, stored_packed
+from krnet.recorders.basis import stored_matrix
+from krnet.recorders.checks import reading_settings
 from krnet.recorders.grids import Grid
 from krnet.recorders.memory import block_numbers, map_numbers
+from krnet.recorders.network_sizes import NET, multiplications, stored_packed
+from krnet.recorders.ranges import read_range, stored_range
 
 CODES = "codes."  # prefix of the tensors that hold the coded codes
 AXES_CODING = CodedConfig(step=1.0, centroid=0.0, block_size=MAX_BLOCK)  # scaled axes are decoded to whole numbers
@@ -241,7 +242,7 @@ class GatedNet(nn.Module):
 def stored_tensors(shape: Sequence[int], num_samples: int, config: CompactConfig) -> dict[str, Stored]:
     """The tensors of a file with this config."""
     num_values, num_axes = math.prod(shape), config.components
-    stored = {**stored_edges(shape), "unit": Stored((), torch.float32)}
+    stored = {**stored_range(shape), "unit": Stored((), torch.float32)}
     stored |= stored_matrix(CODES, num_samples, config.num_columns(shape), config.block_size)
     if num_axes:
         size = config.grid(shape).block_values
@@ -278,12 +279,10 @@ def zero_map(shape: tuple[int, ...], low: Tensor, high: Tensor) -> Tensor:
 
 def read_config(settings: Mapping[str, Any], shape: Sequence[int]) -> CompactConfig:
     """The config in the header of a file with samples of this shape."""
-    try:
+    with reading_settings("krnet"):
         config = from_dict(CompactConfig, settings)
         check_grid(config, shape)
-        return config
-    except InputError as error:
-        raise NotARecordingError(f"settings of a compact network refused: {error}. {RESTORE}") from error
+    return config
 
 
 def read_network(shape: tuple[int, ...], config: CompactConfig, store: TensorStore) -> CompactNet:
@@ -301,7 +300,7 @@ def read_network(shape: tuple[int, ...], config: CompactConfig, store: TensorSto
         weights["axes"] = decode_axes(coded, AXES_CODING, scale)  # (k, values of a block)
         weights["mean"] = store.tensor("mean", shape=(num_values,), dtype=torch.float16).float()
     else:
-        low, high = (store.tensor(n, shape=(net.shape[0],), dtype=torch.float32) for n in ("low", "high"))
+        low, high = read_range(store, net.shape)
         weights["mean"] = zero_map(net.shape, low, high)
     weights["unit"] = store.tensor("unit", shape=(), dtype=torch.float32)
     net.load_state_dict(weights, assign=True)

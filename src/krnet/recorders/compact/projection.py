@@ -33,7 +33,7 @@ from krnet.recorders.axes import least_squares
 from krnet.recorders.base import Coded
 from krnet.recorders.compact.moves import FEW_MOVES, MANY_MOVES, VALUES_MOVES, bit_prices, move_codes
 from krnet.recorders.compact.network import CompactConfig, CompactNet, GatedNet
-from krnet.recorders.fit import NetworkReplayer
+from krnet.recorders.network_replayer import NetworkReplayer
 
 SPOILT_SHARE = 1 / 64  # expected share of maps that the network spoils: nearly free where it spoils none
 PART_BYTES = 16 << 20  # of the network's largest map: its maps are all kept for the gradient

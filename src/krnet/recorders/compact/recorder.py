@@ -45,6 +45,7 @@ from krnet.recorders.compact.projection import CompactReplayer
 from krnet.recorders.compact.untrained import better_of, may_replace
 from krnet.recorders.compact.values_fit import DEAD_ZONE, ValuesFit
 from krnet.recorders.fit import run_fit
+from krnet.recorders.ranges import read_range
 
 DEFAULT_STEP = 0.25
 DEFAULT_BITS = 1  # bits per value of the default budget, a 32nd of float32
@@ -111,6 +112,6 @@ class CompactRecorder(Recorder):
     ) -> CompactReplayer:
         config = read_config(settings, samples.shape)
         net = read_network(samples.shape, config, store)
-        low, high = (store.tensor(n, shape=(net.shape[0],), dtype=torch.float32) for n in ("low", "high"))
+        low, high = read_range(store, net.shape)
         reader = read_codes(samples.num_samples, samples.shape, config, store, device)
         return CompactReplayer(net, config, reader, samples, low, high, device)

@@ -12,10 +12,11 @@ a table.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,12 +24,11 @@ from torch import Tensor
 from krnet.coding.entropy import TABLE_SYMBOL_BYTES
 from krnet.coding.matrix import evenly_spaced
 from krnet.coding.search import bisect_log
-from krnet.coding.weights import coded_bits
 from krnet.device import exact_math
 from krnet.recorders.axes import FINEST, MAX_EXACT_SIZE, Axes, block_axes, principal_axes
 from krnet.recorders.base import Job
 from krnet.recorders.compact.axes_fit import axis_scale, axis_std_and_least_step, learn_axes
-from krnet.recorders.compact.codes import fixed_bytes
+from krnet.recorders.compact.codes import fixed_bytes, laplace_bits
 from krnet.recorders.compact.network import MAX_STEP, CompactConfig, zero_map
 from krnet.recorders.compact.values_fit import MIN_STEP, values_minus_zero
 from krnet.recorders.grids import Grid
@@ -36,7 +36,8 @@ from krnet.recorders.maps import coordinates, normalised_chunks, once_for_featur
 
 SAMPLE_NUMBERS = 1 << 20  # numbers in the codes of the samples that sizes are estimated from,
 SAMPLE_ROWS = 16, 1024  # and the least and the largest number of these samples
-WIDEST_AXES = (0.5, 0.8, 1.2, 1.8, 2.7)  # axes are kept if their codes spread over one of these numbers of steps
+AXES_NUMBERS = 2048  # of each axis, from which the bytes and the error of rounded axes are estimated
+WIDEST_AXES = (0.15, 0.3, 0.5, 0.8, 1.2, 1.8, 2.7)  # axes are kept if their codes spread over one of these steps
 SEAMS = 0.8  # share of the error of cut maps that is left when a network has mended the seams (notes/choices.md)
 WORSE = 1.01  # larger blocks are no longer tried once the error has grown by this factor
 DCT_POSITIONS = 4  # a DCT over blocks is tried for blocks of at most this many positions
@@ -48,6 +49,9 @@ MAX_CODE = 2**15 - 2  # symbols of an estimate beyond it count as it
 SPREADS_PER_OCTAVE, LEAST_SPREAD = 4, 0.05  # columns of a table differ by less than 2 ** (1 / 4) in spread
 FEW_NUMBERS = 8  # a table of fewer numbers a symbol is taken to cost what a Laplace variable of its size does
 MANY_SAMPLES = 4  # times as many blocks as values of a block: their principal axes suit other samples as well
+
+
+Looked = TypeVar("Looked")
 
 
 class Point(NamedTuple):
@@ -100,14 +104,11 @@ class Start:
         return fixed + self.axes_bytes(step, components) + self.codes_bytes(step, components, config)
 
     def axes_bytes(self, step: float, components: int) -> float:
-        """Of the quantised axes: an upper bound for numbers of their spread."""
+        """Of the rounded axes, as Laplace variables of the size that some of their numbers have."""
         if self.axes is None:
             return 0.0
-        at = torch.tensor(step, device=self.codes.device)
-        num_blocks = self.job.num_planned * self.grid.num_blocks
-        scale = axis_scale(*axis_std_and_least_step(self.axes, components), at, num_blocks)
-        rms = (scale.double() / math.sqrt(self.grid.block_values)).clamp(min=1e-3).tolist()
-        bits = self.grid.block_values * sum(coded_bits(1 / s) for s in rms)
+        axes, scale = self._scaled_axes(step, components)
+        bits = self.grid.block_values * float(laplace_bits((axes * scale).abs().mean(1)).sum())
         return bits / 8 + components
 
     def codes_bytes(self, step: float, components: int, config: CompactConfig) -> float:
@@ -142,8 +143,25 @@ class Start:
         decoded = step * (self._symbols(codes, step) if self.dead_zone == 0.5 else self._centroids(codes, step))
         error = float((codes - decoded).double().square().sum((1, 2)).mean())
         if self.axes is not None:
-            error += components * self.grid.block_values * step**2 / 12 / self.job.num_planned
+            error += self._axes_error(step, components)
         return error + self.left_out[min(components, len(self.left_out) - 1)]
+
+    def _axes_error(self, step: float, components: int) -> float:
+        """Squared error of a sample that rounded axes make."""
+        assert self.axes is not None, "no axes"
+        axes, scale = self._scaled_axes(step, components)
+        errors = ((axes * scale).round() / scale - axes).double().square().mean(1) * self.grid.block_values
+        std = self.axes.std[:components].double()
+        return self.grid.num_blocks * float((std.square() * errors).sum())
+
+    def _scaled_axes(self, step: float, components: int) -> tuple[Tensor, Tensor]:
+        """Some numbers of each axis (k, n), and what the axes are multiplied by before they are rounded (k, 1)."""
+        assert self.axes is not None, "no axes"
+        std, least_step = axis_std_and_least_step(self.axes, components)
+        num_blocks = self.job.num_planned * self.grid.num_blocks
+        scale = axis_scale(std, least_step, torch.tensor(step, device=std.device), num_blocks)
+        some = evenly_spaced(self.grid.block_values, AXES_NUMBERS).to(std.device)
+        return self.axes.axes[:components, some], scale[:, None]
 
     def _symbols(self, codes: Tensor, step: float) -> Tensor:
         if self.dead_zone == 0.5:
@@ -238,17 +256,8 @@ def best_start(job: Job, budget: int, config: CompactConfig) -> tuple[Start, Poi
     if given:  # a setting says what maps are cut into: then it says all of it
         start, point, _ = look(config.grid(job.source.shape))
         return start, point
-    tried, last = list[tuple[Start, Point, float]](), math.inf
-    for grid in growing_grids(job):
-        tried.append(look(grid))
-        if tried[-1][2] > WORSE * last:
-            break
-        last = min(last, tried[-1][2])
-    with_dct = [
-        replace(start.grid, dct=True)
-        for start, _, _ in tried
-        if start.grid.num_blocks > 1 and not start.grid.is_sequence and math.prod(start.grid.block[1:]) <= DCT_POSITIONS
-    ]
+    tried = look_while_it_helps(job, look, error=lambda found: found[2])
+    with_dct = [replace(start.grid, dct=True) for start, _, _ in tried if suits_dct(start.grid)]
     tried += [look(grid) for grid in with_dct]
     grids_tried(job)[budget] = [(start.grid, point) for start, point, _ in tried]
     start, point, _ = min(tried, key=lambda found: found[2])
@@ -262,24 +271,50 @@ def grids_tried(job: Job) -> dict[int, list[tuple[Grid, Point]]]:
     return tried
 
 
-def growing_grids(job: Job) -> Iterator[Grid]:
-    """The grids that are tried: from blocks of one position, or one token, to the whole map."""
+def suits_dct(grid: Grid) -> bool:
+    """Whether a DCT over the blocks is worth a try: there are several, of few positions or tokens each."""
+    positions = grid.block[0] if grid.is_sequence else math.prod(grid.block[1:])
+    return grid.num_blocks > 1 and positions <= DCT_POSITIONS
+
+
+def look_while_it_helps(job: Job, look: Callable[[Grid], Looked], error: Callable[[Looked], float]) -> list[Looked]:
+    """What `look` finds for grids of growing blocks, until the error grows."""
+    found: dict[Grid, Looked] = {}
+    for grids in growing_grids(job):
+        last = math.inf
+        for grid in grids:
+            if grid not in found:
+                found[grid] = look(grid)
+            if error(found[grid]) > WORSE * last:
+                break
+            last = min(last, error(found[grid]))
+    return list(found.values())
+
+
+def growing_grids(job: Job) -> Iterator[Iterator[Grid]]:
+    """The grids that are tried: each iterator lets blocks grow, from one position, or one token, to the whole map.
+
+    Samples of two axes may be (channels, positions) or (tokens, numbers of each): both are tried.
+    """
     whole = Grid.of(job.source.shape)
-    limit = MAX_BLOCK_VALUES["cuda" if job.device.type == "cuda" else "cpu"]
-    if whole.shape[1] * whole.shape[2] > 1:
-        sequence = len(job.source.shape) == 2  # (tokens, numbers of each)
-        sizes = whole.shape[:1] if sequence else whole.shape[1:]
-        size = 1
-        while size < max(sizes):
-            parts = tuple(largest_divisor(s, size) for s in sizes)
-            block = (parts[0], *whole.shape[1:]) if sequence else (whole.shape[0], *parts)
-            grid = Grid.of(job.source.shape, block)
-            if grid.num_blocks > 1 and grid.block_values <= limit:
-                yield grid
-            size = next_size(sizes, size)
     few_samples = len(job.source) <= FEW_SAMPLES
-    if whole.num_values <= MAX_EXACT_SIZE or few_samples or job.device.type == "cuda":
-        yield whole
+    last = [whole] if whole.num_values <= MAX_EXACT_SIZE or few_samples or job.device.type == "cuda" else []
+    yield chain(_cut_grids(job, whole, in_tokens=False), last)
+    if len(job.source.shape) == 2:
+        yield chain(_cut_grids(job, whole, in_tokens=True), last)
+
+
+def _cut_grids(job: Job, whole: Grid, in_tokens: bool) -> Iterator[Grid]:
+    """Grids of maps cut along height and width, or along the axis of tokens, whose blocks grow."""
+    limit = MAX_BLOCK_VALUES["cuda" if job.device.type == "cuda" else "cpu"]
+    sizes, size = whole.shape[:1] if in_tokens else whole.shape[1:], 1
+    while size < max(sizes):
+        parts = tuple(largest_divisor(s, size) for s in sizes)
+        block = (*parts, *whole.shape[1:]) if in_tokens else (whole.shape[0], *parts)
+        grid = Grid.of(job.source.shape, block)
+        if grid.num_blocks > 1 and grid.block_values <= limit:
+            yield grid
+        size = next_size(sizes, size)
 
 
 def largest_divisor(number: int, limit: int) -> int:

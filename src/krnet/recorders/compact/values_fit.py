@@ -22,11 +22,12 @@ from krnet.coding.matrix import CENTROID, CodedConfig, Matrix, measure
 from krnet.coding.search import largest_fitting
 from krnet.coding.weights import pack, rounded, rounding_plan
 from krnet.recorders.axes import FINEST
-from krnet.recorders.base import Content, Job, Stored, overhead_bytes
+from krnet.recorders.base import Content, Job, Stored
 from krnet.recorders.compact.codes import BUDGET_FILL, FREEZE_LR_SHARE, CodesFit, content_with_codes, fixed_bytes
 from krnet.recorders.compact.network import MAX_STEP, CompactConfig, CompactNet, stored_tensors, zero_map
-from krnet.recorders.fit import NET
 from krnet.recorders.maps import normalised_chunks
+from krnet.recorders.network_sizes import NET
+from krnet.recorders.sizes import overhead_bytes
 from krnet.train.loop import Outcome
 
 MIN_STEP = 2e-6  # of constant features: above the 1e-6 that the settings allow, also as float32
@@ -76,6 +77,7 @@ class ValuesFit(CodesFit):
     @torch.no_grad()
     def _measure_file(self) -> None:
         """Update the centroids, and move the quantisation step so that the file meets its budget."""
+        self._stay_within_tables()
         config = replace(self.config, step=float(self.step_size))
         stats = measure(*self.code_matrix(config), max_rows=MEASURE_ROWS, num_planned=self.job.num_planned)
         tables, last = stats.tables, MAX_CENTROID_SYMBOL
@@ -87,6 +89,12 @@ class ValuesFit(CodesFit):
             log_excess = math.log(stats.size_bytes / (BUDGET_FILL * free_bytes))
             log_change = max(-MAX_LOG_STEP_CHANGE, min(MAX_LOG_STEP_CHANGE, log_excess))
             self.step_size.mul_(math.exp(log_change)).clamp_(min=self.least_step, max=MAX_STEP)
+
+    def _stay_within_tables(self) -> None:
+        """Coarsen the step where codes have grown: a finer one needs more symbols than the coder's tables have."""
+        if self.config.most_bytes is not None:
+            self.least_step = max(self.least_step, float(self.codes.abs().max()) / FINEST)
+            self.step_size.clamp_(min=self.least_step, max=MAX_STEP)
 
     def bits(self, codes: Tensor) -> Tensor:
         """0: bits have no price here (see the module's docstring)."""
@@ -121,9 +129,7 @@ class ValuesFit(CodesFit):
 
     @torch.no_grad()
     def content(self, outcome: Outcome) -> Content:
-        if self.config.most_bytes is not None:  # codes have moved: the largest may need a coarser step by now
-            self.least_step = max(self.least_step, float(self.codes.abs().max()) / FINEST)
-            self.step_size.clamp_(min=self.least_step, max=MAX_STEP)
+        self._stay_within_tables()
         refine = pack(dict(self.net.refine.named_parameters()), self.plan) if self.config.c1 else {}
         tensors = {f"{NET}{name}": value for name, value in refine.items()} | {"unit": self.net.unit.clone()}
         tensors |= {"low": self.job.stats.low, "high": self.job.stats.high}

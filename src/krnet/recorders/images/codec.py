@@ -31,7 +31,8 @@ from krnet.coding.image_codec import (
 )
 from krnet.config import check_choice, check_int, check_range, from_dict
 from krnet.errors import InputError, NotARecordingError, SettingError
-from krnet.features.source import FeatureSource, open_features
+from krnet.features.feature_source import FeatureSource
+from krnet.features.source import open_features
 from krnet.io.archive import RowStore
 from krnet.io.stored_rows import MadeRows, Rows
 

@@ -19,7 +19,7 @@ from krnet.nn.paper_config import NetworkConfig
 from krnet.nn.paper_net import Decoder
 from krnet.nn.sizing import count_parameters
 from krnet.recorders.base import FLOAT_BYTES, Stored, tensor_bytes
-from krnet.recorders.fit import NET
+from krnet.recorders.network_sizes import NET
 from krnet.recorders.paper.groups import num_groups
 
 

@@ -24,30 +24,25 @@ from krnet.coding.search import largest_fitting
 from krnet.coding.weights import Rounding, pack, rounded, rounding_plan, step_for, unpack
 from krnet.config import from_dict
 from krnet.device import exact_math
-from krnet.errors import InputError, NotARecordingError, OversizedRecordingError, SettingError
+from krnet.errors import SettingError
 from krnet.features.samples import Samples
 from krnet.io.archive import TensorStore
 from krnet.nn.paper_config import NetworkConfig
 from krnet.nn.paper_net import KRNet
-from krnet.nn.sizing import map_shape, preset_config, sizes_for
+from krnet.nn.sizing import preset_config, sizes_for
 from krnet.recorders.axes import principal_axes
-from krnet.recorders.base import Content, Job, Stored, file_bytes, register
-from krnet.recorders.basis import stored_edges
-from krnet.recorders.fit import (
-    NET,
-    NetworkFit,
-    NetworkReplayer,
-    decoder_multiplications,
-    decoder_numbers,
-    run_fit,
-    stored_packed,
-    stored_weights,
-)
+from krnet.recorders.base import Content, Job, Stored, register
+from krnet.recorders.checks import reading_settings
+from krnet.recorders.fit import NetworkFit, run_fit
 from krnet.recorders.maps import coordinates
+from krnet.recorders.network_replayer import NetworkReplayer
+from krnet.recorders.network_sizes import NET, decoder_multiplications, decoder_numbers, stored_packed, stored_weights
 from krnet.recorders.paper.groups import GroupTable, num_groups
 from krnet.recorders.paper.plan import storage_table
 from krnet.recorders.paper.warm_start import carry_over, earlier_config
-from krnet.recorders.presets import PresetRecorder
+from krnet.recorders.presets import PresetRecorder, check_geometry, on_meta
+from krnet.recorders.ranges import read_range, stored_range
+from krnet.recorders.sizes import file_bytes
 from krnet.train.loop import Outcome
 
 BUDGET_WEIGHT_BITS = 4.0  # bits of a weight when a budget is given
@@ -179,7 +174,7 @@ class PaperRecorder(PresetRecorder):
         net = meta_network(config, len(settings["groups"]), num_samples)
         plan = rounding(net, config)
         weights = stored_packed(NET, net, plan) if plan else stored_weights(NET, net)
-        return {**stored_edges((config.channels,)), **weights}
+        return {**stored_range((config.channels,)), **weights}
 
     def working_numbers(self, shape: Sequence[int], settings: Mapping[str, Any]) -> int:
         return decoder_numbers(network_config(settings))
@@ -202,23 +197,17 @@ class PaperRecorder(PresetRecorder):
         self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device
     ) -> NetworkReplayer:
         """Check all sizes against the tensors in the file before allocating anything."""
-        try:
+        with reading_settings(self.name):
             config = network_config(settings)
-            geometry = (config.channels, config.height, config.width), config.vector
-            if geometry != (map_shape(samples.shape), len(samples.shape) <= 1):
-                raise SettingError(f"a network for other features than the file's {samples.shape}")
+            check_geometry(config, samples.shape)
             table = GroupTable.build(samples.num_samples, samples.labels, config.group_size)
             if settings["groups"] != table.counts():
                 raise SettingError("a group table that does not follow from the labels")
-        except (InputError, KeyError, TypeError) as error:
-            raise NotARecordingError(
-                f"settings of the network refused: {error}. Restore the file from a copy, or record again"
-            ) from error
         net = meta_network(config, table.num_groups, samples.num_samples)
         net.load_state_dict(read_weights(store, net, config), assign=True)
         if device.type == "cpu":  # where this layout makes depthwise convolutions faster
             net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        low, high = (store.tensor(name, shape=(config.channels,), dtype=torch.float32) for name in ("low", "high"))
+        low, high = read_range(store, (config.channels,))
         max_map_values = math.prod(net.decoder.start_shape)
         by_id = ByID(net, table)
         return NetworkReplayer(by_id, lambda ids: ids.to(device), max_map_values, samples, low, high, device)
@@ -230,12 +219,7 @@ def network_config(settings: Mapping[str, Any]) -> NetworkConfig:
 
 
 def meta_network(config: NetworkConfig, num_groups: int, num_samples: int) -> KRNet:
-    """The network on the meta device: shapes without memory."""
-    try:
-        with torch.device("meta"):
-            return KRNet(config, num_groups, num_samples)
-    except (RuntimeError, TypeError) as error:  # sizes whose product overflows
-        raise OversizedRecordingError(f"a network of no possible size: {error}. Record again") from error
+    return on_meta(lambda: KRNet(config, num_groups, num_samples))
 
 
 def read_weights(store: TensorStore, net: KRNet, config: NetworkConfig) -> dict[str, Tensor]:

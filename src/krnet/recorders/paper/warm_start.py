@@ -23,6 +23,7 @@ from krnet.nn.paper_net import Output
 from krnet.nn.sizing import preset_config
 from krnet.recorders.base import Earlier
 from krnet.recorders.paper.groups import GroupTable
+from krnet.recorders.ranges import read_range
 
 GROUP_VECTORS = ("embed.static", "embed.dynamic")  # weights with one row per group
 SAMPLE_CODES = "codes"  # the weight with one row per sample
@@ -75,7 +76,7 @@ def carry_over(
             elif pairs:
                 new_rows, old_rows = (torch.tensor(side) for side in zip(*pairs, strict=True))
                 own[new_rows] = old[old_rows]
-        old_low, old_high = (start.tensor(name, shape=low.shape, dtype=torch.float32) for name in ("low", "high"))
+        old_low, old_high = read_range(start, low.shape)
         span = torch.where(high > low, high - low, torch.ones_like(high))
         output = net.get_submodule("decoder.output")
         assert isinstance(output, Output), f"the last module is a {type(output).__name__}"

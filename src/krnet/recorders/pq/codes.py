@@ -20,10 +20,12 @@ from torch import Tensor
 from krnet.coding.entropy import MAX_TABLES, Tables
 from krnet.coding.kmeans import tally
 from krnet.coding.matrix import CHUNK_BYTES, MAX_BLOCK, CodedConfig, CodedMatrix, Matrix, encode, measure
-from krnet.recorders.base import Job, Stored, planned_overhead
-from krnet.recorders.basis import stored_edges, stored_matrix
+from krnet.recorders.base import Job, Stored
+from krnet.recorders.basis import stored_matrix
 from krnet.recorders.maps import normalised_chunks
 from krnet.recorders.pq.books import Codebooks, PQConfig, Trainer, cache_for
+from krnet.recorders.ranges import stored_range
+from krnet.recorders.sizes import planned_overhead
 
 CODES, ENTRIES = "codes.", "entries."  # prefixes of tensor names
 ENTRY_ERROR_SHARE = 0.005  # rounding the entries adds this share to the squared error
@@ -141,7 +143,7 @@ def stored_tensors(shape: Sequence[int], num_samples: int, config: PQConfig) -> 
     codes = stored_matrix(CODES, num_samples, num_parts * num_positions, config.block_size)
     del codes[CODES + "centroids"]  # they are all 0, see CODE_CONFIG
     return {
-        **stored_edges(shape),
+        **stored_range(shape),
         "order": Stored(shape[:1], torch.int32),
         "sizes": Stored((num_parts,), torch.int16),
         "turn": Stored((shape[0], shape[0]), torch.float16, optional=True),  # the rotation

@@ -31,17 +31,19 @@ from torch import Tensor
 from krnet.coding.matrix import CHUNK_BYTES, MAX_BLOCK, CodedConfig, CodedMatrix, MatrixReader, pack
 from krnet.config import from_dict
 from krnet.device import exact_math
-from krnet.errors import InputError, NotARecordingError, SettingError
+from krnet.errors import NotARecordingError, SettingError
 from krnet.features.samples import Samples
 from krnet.io.archive import TensorStore
 from krnet.io.header import RESTORE
 from krnet.recorders.base import Content, Job, Recorder, Stored, register
 from krnet.recorders.basis import CodedReplayer
+from krnet.recorders.checks import reading_settings
 from krnet.recorders.memory import block_numbers
 from krnet.recorders.pq.books import Codebooks, PQConfig, part_widths, resolve_settings
 from krnet.recorders.pq.budget import likely_bytes, search_settings
 from krnet.recorders.pq.codes import CODE_CONFIG, CODES, ENTRIES, stored_tensors, whole_plan
 from krnet.recorders.pq.growth import PQGrowth, code_bits
+from krnet.recorders.ranges import read_range
 
 TURN_COPIES = 3  # of the rotation, a (channels, channels) matrix: as the file holds it, as float32, and transposed
 
@@ -125,15 +127,13 @@ class PQRecorder(Recorder):
         self, samples: Samples, settings: Mapping[str, Any], store: TensorStore, device: torch.device
     ) -> PQReplayer:
         shape = samples.shape or (1,)
-        try:
+        with reading_settings(self.name):
             config = from_dict(PQConfig, settings)
             num_parts, step = config.parts, config.entry_step
             if num_parts is None or step is None or config.rotations is None:
                 raise SettingError(f"parts, entry_step, rotations are {num_parts}, {step}, {config.rotations}")
             widths = part_widths(shape[0], num_parts)
-        except InputError as error:
-            raise NotARecordingError(f"settings of recorder pq refused: {error}. {RESTORE}") from error
-        low, high = (store.tensor(name, shape=shape[:1], dtype=torch.float32).to(device) for name in ("low", "high"))
+        low, high = read_range(store, shape, device)
         order = store.tensor("order", shape=shape[:1], dtype=torch.int32).long()
         num_entries = store.tensor("sizes", shape=(num_parts,), dtype=torch.int16).long()
         if not torch.equal(order.sort().values, torch.arange(shape[0])):

@@ -7,6 +7,7 @@ from krnet.report.views import (  # noqa: F401
     kept_bytes,
     lead,
     matrix,
+    parts,
     rate,
     speed,
     table,

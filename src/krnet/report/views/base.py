@@ -19,15 +19,6 @@ from krnet.report.figure import PAPER, Axis, Entry, Figure, PaperNumber, Point
 Draw = Callable[[str, str, Sequence[Entry], Sequence[PaperNumber]], Figure | None]
 READ_ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, OSError)
 """What reading a number out of a row of an unknown form raises."""
-MEGABYTES = {
-    "bytes": 1e-6,
-    "kB": 1e-3,
-    "MB": 1.0,
-    "GB": 1e3,
-    "KiB": 2**10 / 1e6,
-    "MiB": 2**20 / 1e6,
-    "GiB": 2**30 / 1e6,
-}
 LONGEST_TEXT = 600  # of a command or a name: no row fills the page by itself
 
 
@@ -147,10 +138,6 @@ def paper_percent(found: PaperNumber) -> float:
     if found.unit not in ("%", ""):
         raise ValueError(f"{found.value} {found.unit} is no share")
     return number(found.value if found.unit == "%" else 100 * found.value, 0, 100)
-
-
-def paper_megabytes(found: PaperNumber) -> float:
-    return number(found.value) * MEGABYTES[found.unit]
 
 
 def _place(found: PaperNumber) -> str:

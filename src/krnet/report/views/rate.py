@@ -25,7 +25,6 @@ ACCURACY_TEXT = "Size of the file and the accuracy of a head on the features tha
 ERROR_TEXT = "Mean squared error of the replayed features; those of the rectified layer, which are not normalised."
 NINES_TEXT = " Higher up the axis is stretched: each step to 90, 99, 99.9 % is as wide as the last."
 FILE_SIZE = Axis(label="file size", unit="MB", scale="log")
-HIGHEST = 0.99999  # a share of 1 is infinitely far up on an axis of nines
 
 
 @register("rate", "File size against R²")

@@ -64,10 +64,6 @@ def register(cls: type[Work]) -> type[Work]:
     return cls
 
 
-def work_names() -> tuple[str, ...]:
-    return tuple(_REGISTRY)
-
-
 def get_work(name: str) -> Work:
     if name not in _REGISTRY:
         raise unknown_setting(name, _REGISTRY, "work")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +20,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from krnet import api
-from krnet.config import check_int, from_dict
+from krnet.config import check_int
 from krnet.errors import SettingError
 from krnet.io import ledger
 from krnet.io.atomic import atomic_write
 from krnet.progress import announcing
 from krnet.reproduce.effort import counting
-from krnet.reproduce.features import FeatureSet, open_set, origin_of
+from krnet.reproduce.features import FeatureSet, open_set
 from krnet.reproduce.neighbours import embed, neighbour_accuracy, own_nearest
-from krnet.reproduce.recordings import RecordingSettings
-from krnet.reproduce.works.base import Place, Work, register
-from krnet.reproduce.works.record import row_settings, same_recording
+from krnet.reproduce.works.base import Place, register
+from krnet.reproduce.works.examined import ExamineSettings, ExamineWork
 
 MOST_POINTS = 2000  # a page with four such figures stays below a megabyte
 POINTS_FOLDER = "tsne"  # beside the ledger
@@ -39,65 +37,29 @@ REAL = "real"  # names the points of the real features
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbedSettings:
-    """Which samples are shown, and the recording that they are replayed from."""
+class EmbedSettings(ExamineSettings):
+    """Which samples are shown."""
 
-    features: str
-    """Feature set."""
+    purpose = "show"
     classes: int = 10
     """Classes, drawn at random."""
     points: int = MOST_POINTS
     """Samples of all these classes together, equally many of each."""
     neighbours: int = 10
     """Nearest neighbours that vote for the class of a sample."""
-    recording: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the recording, those of work `record`; none: the real features."""
 
     def __post_init__(self) -> None:
-        origin_of(self.features)
+        super().__post_init__()
         check_int("classes", self.classes, 2)
         check_int("points", self.points, 2 * self.classes, MOST_POINTS)
         check_int("neighbours", self.neighbours, 1, self.points // self.classes - 1)
-        if self.recording:
-            self.recorded  # noqa: B018  refuses settings that are none
-
-    @property
-    def recorded(self) -> RecordingSettings:
-        return from_dict(RecordingSettings, {"features": self.features, **self.recording})
-
-    @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> EmbedSettings:
-        """From the flat settings of a recipe: those that are not of this class are of the recording."""
-        names = {f.name for f in fields(cls)} - {"recording"}
-        own = {name: value for name, value in settings.items() if name in names}
-        recording = {name: value for name, value in settings.items() if name not in names}
-        if recording and "recorder" not in recording:
-            raise SettingError(
-                f"{', '.join(recording)}: given without a recorder, whose settings they are. Add a recorder, or leave "
-                f"them out to show the real features"
-            )
-        return from_dict(cls, {**own, "recording": recording})
-
-    @property
-    def plain(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "recording"}
 
 
 @register
-class Embed(Work):
+class Embed(ExamineWork):
     name = "embed"
     unit = "%"
-
-    def check(self, settings: Mapping[str, Any]) -> None:
-        EmbedSettings.of(settings)
-
-    def matches(self, row: Mapping[str, Any], settings: Mapping[str, Any], seed: int) -> bool:
-        own, saved = EmbedSettings.of(settings), row["settings"]
-        if saved.get("work") != self.name or row["outcome"] != "ok" or row["seed"] != seed:
-            return False
-        if any(saved.get(name) != value for name, value in own.plain.items()):
-            return False
-        return same_recording(saved, own.recorded) if own.recording else saved.get("recorder") is None
+    settings_class = EmbedSettings
 
     def perform(self, recipe: str, settings: Mapping[str, Any], seed: int, place: Place) -> Mapping[str, Any]:
         own = EmbedSettings.of(settings)
@@ -107,21 +69,20 @@ class Embed(Work):
             ids = choose_samples(features.labels, own.classes, own.points, seed)
             classes, labels = features.labels[ids].unique(return_inverse=True)
             real = features.source().read(ids).float().flatten(1)
-            if own.recording:
-                shown, files, metrics, row_own = self._replay(own, features, ids, seed, place)
-            else:
-                shown, files, metrics, row_own = real, [], {}, {"recorder": None}
+            examined = own.open(self.name, features, seed, place)
+            shown = examined.read(ids).cpu().flatten(1)
             say("nearest neighbours")
-            metrics |= measure(real, shown, labels, own.neighbours)
+            accuracies = measure(real, shown, labels, own.neighbours)
             say("t-SNE")
             points = embed(shown, seed)
             points_file = f"{POINTS_FOLDER}/{points_name(own, seed)}"
             write_points(ledger.default_path().parent / points_file, points, features, ids)
         return ledger.append(
             recipe,
-            settings={**row_own, **own.plain, "work": self.name, "num_samples": len(features.labels)},
+            settings={**examined.settings, **own.plain, "work": self.name, "num_samples": len(features.labels)},
             metrics={
-                **metrics,
+                **examined.metrics,
+                **accuracies,
                 "num_points": len(ids),
                 "class_names": [features.class_names[label] for label in classes.tolist()],
                 "points_file": points_file,
@@ -130,21 +91,8 @@ class Embed(Work):
             seconds=effort.seconds,
             seed=seed,
             class_order=features.class_order,
-            files=files,
+            files=examined.files,
         )
-
-    def _replay(
-        self, own: EmbedSettings, features: FeatureSet, ids: Tensor, seed: int, place: Place
-    ) -> tuple[Tensor, list[Path], dict[str, Any], dict[str, Any]]:
-        recorded = own.recorded
-        bench = recorded.bench(features, seed, place)
-        point, path = recorded.measure(bench, place.watch)
-        trunk = features.trunk if recorded.chosen_recorder.replay_inputs else None
-        if trunk is not None and bench.image_inputs is not None:
-            trunk = bench.image_inputs.trunk
-        replayed = api.open(path, bench.device, trunk=trunk).replay(ids).cpu().flatten(1)
-        metrics = {name: point[name] for name in ("bytes", "mse", "r2", "replay_accuracy", "iterations")}
-        return replayed, [path], metrics, row_settings(self.name, recorded, point["settings"])
 
     def value(self, row: Mapping[str, Any], x: str = "", unit: str = "") -> float | None:
         """Percent of features whose nearest neighbours are of their class."""
@@ -154,11 +102,8 @@ class Embed(Work):
 
 def points_name(own: EmbedSettings, seed: int) -> str:
     """The file of the points, by what tells the pictures of a recipe apart."""
-    if not own.recording:
-        return f"{own.features}-{REAL}-{seed}.csv"
-    recorded = own.recorded
-    size = [str(value) for value in (recorded.preset, recorded.budget, recorded.iterations) if value is not None]
-    return f"{'-'.join([own.features, recorded.recorder, *size])}-{seed}.csv"
+    what = own.name_parts if own.recording else [own.features, REAL]
+    return "-".join([*what, str(seed)]) + ".csv"
 
 
 def choose_samples(labels: Tensor, num_classes: int, num_points: int, seed: int) -> Tensor:

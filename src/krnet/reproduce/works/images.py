@@ -16,70 +16,49 @@ import torch
 from torch import Tensor
 
 from krnet import api
-from krnet.config import from_dict
 from krnet.device import exact_math
 from krnet.errors import SettingError
 from krnet.features.metrics import fidelity
 from krnet.features.stats import scan
-from krnet.io import ledger
 from krnet.nn.fingerprint import fingerprint
 from krnet.nn.loaded import LoadedHead
 from krnet.progress import announcing
-from krnet.reproduce.effort import counting
 from krnet.reproduce.features import FeatureSet, open_set
 from krnet.reproduce.recordings import RecordingSettings
-from krnet.reproduce.works.base import Place, Work, register
-from krnet.reproduce.works.record import NOT_METRICS, Record, row_settings, same_recording
+from krnet.reproduce.works.base import Place, register
+from krnet.reproduce.works.record import NOT_METRICS, Measured, Record, same_recording
 
 OF_MAPS = ("mse", "r2", "replay_accuracy", "replay_per_second")  # of a point of images: named apart in the row
 
 
 @register
-class Images(Work):
+class Images(Record):
     name = "images"
-    unit = "R2"
 
-    def check(self, settings: Mapping[str, Any]) -> None:
-        read_settings(settings)
+    def read(self, settings: Mapping[str, Any]) -> RecordingSettings:
+        own = super().read(settings)
+        if own.chosen_recorder.required:
+            raise SettingError(
+                f"recorder is {own.recorder}, which needs {' and '.join(sorted(own.chosen_recorder.required))} beside "
+                f"what it records; here images are recorded as if they were maps. Take it in work record, or krnet here"
+            )
+        return own
 
     def matches(self, row: Mapping[str, Any], settings: Mapping[str, Any], seed: int) -> bool:
-        own, saved = read_settings(settings), row["settings"]
+        own, saved = self.read(settings), row["settings"]
         finished = saved.get("work") == self.name and row["outcome"] == "ok" and row["seed"] == seed
         return finished and same_recording(saved, own)
 
-    def perform(self, recipe: str, settings: Mapping[str, Any], seed: int, place: Place) -> Mapping[str, Any]:
-        own = read_settings(settings)
-        with counting(place.folder) as effort:
-            features = open_set(own.features, place)
-            bench = own.image_bench(features, seed, place)
-            point, path = own.measure(bench, place.watch)
-            recording = api.open(path, bench.device)
-            announcing(place.watch)("maps of the replayed images")
-            metrics = {name: value for name, value in point.items() if name not in (*NOT_METRICS, *OF_MAPS)}
-            metrics |= {"image_mse": point["mse"], "image_r2": point["r2"]}
-            metrics |= measure_maps(features, recording.replay, bench.device)
-        return ledger.append(
-            recipe,
-            settings=row_settings(self.name, own, point["settings"])
-            | {"num_samples": len(bench.source), "shape": bench.source.shape, "features_digest": bench.stats.digest},
-            metrics=metrics | {"commits": effort.commits},
-            seconds=effort.seconds,
-            seed=seed,
-            class_order=features.class_order,
-            files=[path],
-        )
-
-    value = Record.value
-
-
-def read_settings(settings: Mapping[str, Any]) -> RecordingSettings:
-    own = from_dict(RecordingSettings, settings)
-    if own.chosen_recorder.required:
-        raise SettingError(
-            f"recorder is {own.recorder}, which needs {' and '.join(sorted(own.chosen_recorder.required))} beside what "
-            f"it records; here images are recorded as if they were maps. Take it in work record, or krnet here"
-        )
-    return own
+    def measure(self, own: RecordingSettings, seed: int, place: Place) -> Measured:
+        features = open_set(own.features, place)
+        bench = own.image_bench(features, seed, place)
+        point, path = own.measure(bench, place.watch)
+        recording = api.open(path, bench.device)
+        announcing(place.watch)("maps of the replayed images")
+        metrics = {name: value for name, value in point.items() if name not in (*NOT_METRICS, *OF_MAPS)}
+        metrics |= {"image_mse": point["mse"], "image_r2": point["r2"]}
+        metrics |= measure_maps(features, recording.replay, bench.device)
+        return Measured(bench, point, path, metrics, features.class_order)
 
 
 def measure_maps(

@@ -9,9 +9,11 @@ repeated: see `matches`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
+from krnet.bench.rate import Bench
 from krnet.config import from_dict
 from krnet.io import ledger
 from krnet.reproduce.effort import counting
@@ -28,41 +30,62 @@ VALUES = {"": ("r2", 1), "R2": ("r2", 1), "MSE": ("mse", 1), "%": ("replay_accur
 """Unit -> metric, and what it is multiplied by."""
 
 
+@dataclass(frozen=True)
+class Measured:
+    """A recording and what was measured on it."""
+
+    bench: Bench
+    point: Mapping[str, Any]
+    """Of the bench."""
+    path: Path
+    metrics: dict[str, Any]
+    """Of the row."""
+    class_order: str | None
+
+
 @register
 class Record(Work):
     name = "record"
     unit = "R2"
 
+    def read(self, settings: Mapping[str, Any]) -> RecordingSettings:
+        return from_dict(RecordingSettings, settings)
+
     def check(self, settings: Mapping[str, Any]) -> None:
-        from_dict(RecordingSettings, settings)
+        self.read(settings)
 
     def matches(self, row: Mapping[str, Any], settings: Mapping[str, Any], seed: int) -> bool:
         # The cheapest checks first: a recipe asks this of every row of the ledger, for each of its runs.
         if row["outcome"] != "ok" or row["seed"] != seed or row["settings"].get("recorder") != settings.get("recorder"):
             return False
-        own = from_dict(RecordingSettings, settings)
+        own = self.read(settings)
         if row["settings"].get("work") == self.name:
             return same_recording(row["settings"], own)
         return row["recipe"] == RATE_RECIPE and is_rate_row(row, own)
 
     def perform(self, recipe: str, settings: Mapping[str, Any], seed: int, place: Place) -> Mapping[str, Any]:
-        own = from_dict(RecordingSettings, settings)
+        own = self.read(settings)
         with counting(place.folder) as effort:
-            features = open_any(own.features, place)
-            bench = own.bench(features, seed, place)
-            point, path = own.measure(bench, place.watch)
-            metrics = {name: value for name, value in point.items() if name not in NOT_METRICS}
-            metrics |= {"real_accuracy": bench.real_accuracy(), "zero_ratio": bench.stats.zero_ratio}
+            found = self.measure(own, seed, place)
+        source, digest = found.bench.source, found.bench.stats.digest
         return ledger.append(
             recipe,
-            settings=row_settings(self.name, own, point["settings"])
-            | {"num_samples": len(bench.source), "shape": bench.source.shape, "features_digest": bench.stats.digest},
-            metrics=metrics | {"commits": effort.commits},
+            settings=row_settings(self.name, own, found.point["settings"])
+            | {"num_samples": len(source), "shape": source.shape, "features_digest": digest},
+            metrics=found.metrics | {"commits": effort.commits},
             seconds=effort.seconds,
             seed=seed,
-            class_order=features.class_order,
-            files=[path],
+            class_order=found.class_order,
+            files=[found.path],
         )
+
+    def measure(self, own: RecordingSettings, seed: int, place: Place) -> Measured:
+        features = open_any(own.features, place)
+        bench = own.bench(features, seed, place)
+        point, path = own.measure(bench, place.watch)
+        metrics = {name: value for name, value in point.items() if name not in NOT_METRICS}
+        metrics |= {"real_accuracy": bench.real_accuracy(), "zero_ratio": bench.stats.zero_ratio}
+        return Measured(bench, point, path, metrics, features.class_order)
 
     def value(self, row: Mapping[str, Any], x: str = "", unit: str = "") -> float | None:
         """R2, or the MSE, or the replay accuracy in percent."""
