@@ -26,7 +26,7 @@ from krnet.parts.coding import PartCoder, digest_of
 from krnet.parts.folder import list_parts, read_manifest, write_manifest
 from krnet.parts.manifest import Manifest
 from krnet.parts.misfits import Misfits
-from krnet.parts.part import MAX_SAMPLES, Origin
+from krnet.parts.part import MAX_SAMPLES
 from krnet.parts.sequences import forget_lengths, place_lengths, read_lengths, sequences_name
 from krnet.parts.shares import collect, name_of
 from krnet.parts.writing import (
@@ -85,14 +85,14 @@ def append_parts(folder: Place, known: Manifest, model: Recording, added: Additi
 
 def _check(folder: Place, manifest: Manifest, added: Addition) -> None:
     """Refuse samples unlike those of the folder."""
-    new, origin = added.features, manifest.origin
-    given = Origin(origin.model, new.shape, dtype_name(new.dtype), added.labels is not None)
-    if (given.shape, given.dtype) != (origin.shape, origin.dtype):
+    new, origin, dtype = added.features, manifest.origin, dtype_name(added.features.dtype)
+    new.check_shape(origin.shape, folder)
+    if dtype != origin.dtype:
         raise FeatureError(
-            f"{new.name}: {given.dtype} samples of {given.shape}; {folder} holds {origin.dtype} samples of "
-            f"{origin.shape}. Give such ones"
+            f"{new.name}: values of type {dtype}; {folder} was encoded from {origin.dtype}. Convert them to "
+            f"{origin.dtype}"
         )
-    if given.has_labels != origin.has_labels:
+    if (added.labels is not None) != origin.has_labels:
         raise LabelError(
             f"{folder}: has labels, and none are given for the new samples. Give one for each"
             if origin.has_labels
