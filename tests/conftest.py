@@ -12,14 +12,18 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
     os.environ.pop(name, None)
 
+import gc
 import random
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import typer.testing
 from hypothesis import settings
 
 import krnet
@@ -30,11 +34,18 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(Path(krnet.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
+# A shell script starts what it puts in the background with Ctrl-C ignored. Tests press it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # A shared machine stalls now and then: time per example says nothing about the code. The suite tries the same examples
 # each time, so that it passes or fails by the code alone; --hypothesis-profile=search tries many others.
 settings.register_profile("krnet", deadline=None, derandomize=True)
 settings.register_profile("search", deadline=None, max_examples=500)
 settings.load_profile("krnet")
+
+# CliRunner makes all commands of krnet anew at each call, which takes longer than most of them.
+typer.testing._get_command = cache(typer.testing._get_command)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -45,11 +56,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
+def pytest_collection_finish() -> None:
+    """Collections of garbage leave out what is there from here on: all of torch, and thousands of tests."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _seeds() -> None:
     random.seed(0)
     np.random.seed(0)
-    torch.manual_seed(0)
+    if torch.cuda.is_available():
+        torch.manual_seed(0)
+    else:  # the same, without a stack trace kept for each kind of device
+        torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(autouse=True, scope="session")

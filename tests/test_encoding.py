@@ -258,6 +258,9 @@ def test_a_folder_of_something_else_is_refused(models, maps, tmp_path):
     with pytest.raises(NotARecordingError, match=r"is a folder without manifest\.json; expected a recording"):
         krnet.open(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    (tmp_path / "index.json").touch()
+    with pytest.raises(NotARecordingError, match="holds features in shards; expected a recording"):
+        krnet.open(tmp_path)
 
 
 # ------------------------------------------------------------------ a call that was stopped

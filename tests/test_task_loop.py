@@ -7,9 +7,6 @@ import json
 import os
 import resource
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable
@@ -19,8 +16,9 @@ from typing import Any
 import pytest
 import torch
 
+import forked
 import krnet
-from krnet import data, protocol
+from krnet import data, protocol, work_files
 from krnet import task_loop as learning
 from krnet.errors import BusyFolderError, InputError, RecordingError, ResumeError, SettingError
 from krnet.io import archive
@@ -84,15 +82,14 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], object], tensors: Any
 # ------------------------------------------------------------------ one process at a time
 
 AT_WORK = """
-    import sys
-    sys.path[:0] = {paths!r}
+    import sys, time
     from pathlib import Path
     import test_task_loop as here
     class Wait(here.Stop):
         def stop(self):
             print("at work", flush=True)
-            sys.stdin.read()
-    here.learn("kril", here.small_digits(12, 4), Path({out!r}), watch=Wait(1, "recorder"), checkpoint_s=0.0,
+            time.sleep(600)
+    here.learn("kril", here.small_digits(12, 4), Path(sys.argv[1]), watch=Wait(1, "recorder"), checkpoint_s=0.0,
                settings=here.GROWING)
 """
 
@@ -102,17 +99,16 @@ def test_a_second_process_is_refused_until_the_first_is_killed_and_goes_on_to_th
 ) -> None:
     """kill -9 while the recording of the base task grows by those of the next."""
     out, growing = tmp_path / "run", {"settings": GROWING, "checkpoint_s": 0.0}
-    code = textwrap.dedent(AT_WORK.format(paths=[str(Path(__file__).parent)], out=str(out)))
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        try:
-            assert child.stdout is not None and child.stdout.readline() == b"at work\n"
-            before = content(out)
-            for resume in (False, True):
-                with pytest.raises(BusyFolderError, match=rf"run: another process \(PID {child.pid} on .*at work here"):
-                    learn("kril", digits, out, resume=resume, **growing)
-            assert content(out) == before
-        finally:
-            child.send_signal(signal.SIGKILL)
+    child = forked.start(forked.script(AT_WORK, out))
+    try:
+        child.until(lambda: child.stdout == "at work\n")
+        before = content(out)
+        for resume in (False, True):
+            with pytest.raises(BusyFolderError, match=rf"run: another process \(PID {child.pid} on .*at work here"):
+                learn("kril", digits, out, resume=resume, **growing)
+        assert content(out) == before
+    finally:
+        child.kill()
     assert not (out / "run.json").exists() and any(path.suffix == ".ckpt" for path in out.iterdir())
     resumed = learn("kril", digits, out, resume=True, **growing)
     assert_same_run(resumed, learn("kril", digits, tmp_path / "straight", **growing))
@@ -382,12 +378,15 @@ def test_a_resumed_run_names_all_commits_and_adds_up_its_seconds(
 
 
 def test_a_base_task_that_another_process_trains_is_waited_for_and_the_wait_is_not_counted(
-    digits: data.DataSet, tmp_path: Path
+    digits: data.DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shared, wait_s = tmp_path / "shared", 1.5
+    shared, waits = tmp_path / "shared", threading.Event()
+    clock, late = time.perf_counter, [0.0]
+    monkeypatch.setattr(learning.time, "perf_counter", lambda: clock() + late[0])
     learn("finetune", digits, tmp_path / "first", shared=shared)
     (path,) = shared.iterdir()
     trained = path.rename(tmp_path / "trained.krn")
+    monkeypatch.setattr(work_files, "making", lambda path: waits.set() or making(path))
     told: list[Progress] = []
     found: dict[str, Any] = {}
 
@@ -397,13 +396,15 @@ def test_a_base_task_that_another_process_trains_is_waited_for_and_the_wait_is_n
     beside = threading.Thread(target=learn_beside)
     with making(path):  # as the process does that trains it
         beside.start()
-        time.sleep(wait_s)
+        assert waits.wait(60)
+        late[0] += LONG
+        time.sleep(0.2)
         assert not any(progress.unit == "iterations" for progress in told)
         trained.rename(path)
     beside.join()
     assert not any(p.unit == "iterations" and "base task" in p.name for p in told)
     first_s = archive.open_archive(path).metadata["seconds"]
-    assert found["task_seconds"][0] < first_s + wait_s
+    assert found["task_seconds"][0] < first_s + LONG
     assert list(shared.iterdir()) == [path]
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, multiprocessing, nn
 
+import forked
 import krnet
 from krnet.errors import RankError, SettingError
 from krnet.ranks import Rank
@@ -98,7 +99,7 @@ def states(tmp_path_factory) -> tuple[States, States, States]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    multiprocessing.spawn(work, (port, folder), nprocs=2)
+    multiprocessing.start_processes(work, (port, folder), nprocs=2, start_method=forked.CONTEXT.get_start_method())
     (folder / "alone").mkdir()
     alone = fit_all(folder / "alone")
     for name in FITS:

@@ -86,7 +86,7 @@ def encode(
                   the features. They are kept in `sequences.krn`
     out           folder to write, a path or a URL: `model.krn`, `part-*.krn` and, last, `manifest.json`
     part_samples  samples in a part; by default as many as take about 32 MB, and at most 65,536
-    moves         for recorder krnet: how often a code is moved towards the least error; 0 is the fastest
+    moves         for recorder krnet: gradient steps that improve each code; by default 2, or 20 without axes
     resume        keep the parts that a stopped call has finished, once they are found to be of this model and these
                   features; a finished folder is checked and returned
     max_bytes     memory that the model may ask for, see krnet.open

@@ -1,14 +1,13 @@
 """Features that change while they are recorded: refused by name, with nothing written and no signal."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import forked
 import krnet
 from krnet.errors import ChangedFeaturesError
 from krnet.features.source import open_features
@@ -163,7 +162,7 @@ except krnet.errors.ChangedFeaturesError as error:
 @pytest.mark.parametrize("way", ["path", "map", "reversed map"])
 def test_a_file_that_is_shortened_during_a_fit_ends_in_an_error_and_not_in_a_signal(tmp_path, way):
     path = write_npy(tmp_path)
-    done = subprocess.run([sys.executable, "-c", TRUNCATE, path, way], capture_output=True, text=True, check=False)
+    done = forked.run(forked.script(TRUNCATE, path, way))
     assert done.returncode == 0, (done.returncode, done.stderr[-500:])
     assert "it was shortened while it was read" in done.stdout
     assert not Path(f"{path}.krn").exists()

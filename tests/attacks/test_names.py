@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+import forked
 import krnet
 from forge import rewrite_metadata
 from krnet.cli import output
 from krnet.config import plain_text, readable_name
 
 NOT_UTF8, ESCAPE = os.fsdecode(b"caf\xe9"), "a\x1b[31mred"
-
-
-def krnet_command(*args: str, folder: Path) -> subprocess.CompletedProcess[bytes]:
-    """As a user calls it: stdout refuses what it cannot encode."""
-    return subprocess.run([sys.executable, "-m", "krnet", *args], cwd=folder, capture_output=True)
 
 
 def folder_of_images(root: Path, classes: tuple[str, ...]) -> Path:
@@ -37,13 +31,14 @@ def folder_of_images(root: Path, classes: tuple[str, ...]) -> Path:
 
 @pytest.mark.parametrize("name", [NOT_UTF8, ESCAPE], ids=["bytes", "escape"])
 def test_a_recording_of_any_name_is_written_shown_and_replayed(tmp_path, name):
+    """In processes of their own: stdout refuses what it cannot encode."""
     np.save(tmp_path / f"{name}.npy", np.random.rand(40, 4).astype("f4"))
     record = ("record", f"{name}.npy", "-o", f"{name}.krn", "--recorder", "raw")
     for args in (record, ("verify", f"{name}.krn"), ("info", f"{name}.krn", "--json"), ("info", f"no {name}")):
-        done = krnet_command(*args, folder=tmp_path)
+        done = forked.run(forked.command(*args), cwd=tmp_path)
         assert done.returncode == (args[1] == f"no {name}"), done.stderr
-        assert b"Traceback" not in done.stderr and b"\x1b" not in done.stdout + done.stderr
-        shown = (done.stdout + done.stderr).decode()
+        shown = done.stdout + done.stderr
+        assert "Traceback" not in shown and "\x1b" not in shown
         assert (r"\udce9" if name == NOT_UTF8 else r"1b[31m") in shown
 
 

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -17,6 +16,7 @@ import torch
 from typer.models import ArgumentInfo
 from typer.testing import CliRunner
 
+import forked
 import krnet
 from krnet.cli import app as cli
 from krnet.cli import bench as cli_bench
@@ -449,13 +449,13 @@ def test_unknown_setting_is_answered_with_the_nearest_name(inputs: Path) -> None
 # ------------------------------------------------------------------ stop and resume
 
 
-KILLED = """
-    import sys
+WAITING = """
+    import time
     from krnet.cli import app, progress
     def wait(self, progress):
         if progress.unit == "iterations" and progress.done == 20:
             print("at 20", flush=True)
-            sys.stdin.read()
+            time.sleep(600)
     progress.Display.__call__ = wait
     app.main()
 """
@@ -465,12 +465,9 @@ def test_a_record_command_that_was_killed_goes_on_to_the_same_bits(folder: Path,
     """kill -9 while its features are streamed from their file: only what was on disk by then is left."""
     common = ["record", str(folder / "features.npy"), "--labels", str(folder / "labels.npy"), "--iterations", "40"]
     common += ["--set", "checkpoint_s=0", *SMALL]
-    command = [sys.executable, "-c", textwrap.dedent(KILLED), *common, "-o", str(tmp_path / "b.krn")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        try:
-            assert process.stdout is not None and process.stdout.readline() == b"at 20\n"
-        finally:
-            process.kill()
+    process = forked.start(forked.script(WAITING, *common, "-o", tmp_path / "b.krn"))
+    process.until(lambda: process.stdout == "at 20\n")
+    process.kill()
     assert [path.name for path in tmp_path.iterdir()] == ["b.krn.ckpt"]
     assert run(*common, "-o", tmp_path / "b.krn", "--resume", "--quiet").exit_code == 0
     assert run(*common, "-o", tmp_path / "c.krn", "--quiet").exit_code == 0

@@ -2,69 +2,65 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import forked
 import krnet
 from krnet.cli.signals import stopping_like_ctrl_c
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
 
-@pytest.fixture(autouse=True)
-def hangup_is_not_ignored():
-    """Under nohup SIGHUP is ignored, and the commands started here would inherit that."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
+def start(*words: object, ignored: tuple[int, ...] = ()) -> forked.Running:
+    return forked.start(forked.command(*words), ignored=ignored)
 
 
-def start(*words: object, **options) -> subprocess.Popen:
-    command = [sys.executable, "-m", "krnet", *map(str, words)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+def end(process: forked.Running, signum: int) -> str:
+    process.send(signum)
+    assert process.wait() == CODES[signum], process.stderr
+    return process.stderr
 
 
-def wait_for(found: Callable[[], object], process: subprocess.Popen) -> None:
-    for _ in range(600):
-        if found():
-            return
-        assert process.poll() is None, process.stderr.read()
-        time.sleep(0.05)
-    raise AssertionError("it never came so far")
+@pytest.fixture(scope="module")
+def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("signals") / "f.npy"
+    np.save(path, np.random.default_rng(0).random((200, 4, 6, 6), np.float32))
+    return path
 
 
-def end(process: subprocess.Popen, signum: int) -> str:
-    process.send_signal(signum)
-    stderr = process.communicate(timeout=60)[1]
-    assert process.returncode == CODES[signum], stderr
-    return stderr
+RECORD = ["--iterations", 100, "--set", "checkpoint_s=0.05", "-o"]
+# Without this, the command might be at its end before the signal comes.
+SLOW_RECORD = """
+    import time
+    from krnet.cli import app, progress
+
+    progress.Display.__call__ = lambda self, progress: time.sleep(0.2)
+    app.main()
+"""
 
 
-@pytest.fixture
-def features(tmp_path: Path) -> Path:
-    np.save(tmp_path / "f.npy", np.random.default_rng(0).random((200, 4, 6, 6), np.float32))
-    return tmp_path / "f.npy"
+@pytest.fixture(scope="module")
+def never_stopped(features: Path) -> krnet.Recording:
+    path = features.with_suffix(".krn")
+    assert start("record", features, "-q", *RECORD, path).wait() == 0
+    return krnet.open(path)
 
 
 @pytest.mark.parametrize("signum", CODES, ids=lambda signum: signum.name)
-def test_a_stopped_record_leaves_a_checkpoint_and_resumes_to_the_same_file(tmp_path, features, signum):
-    words = ["record", features, "-q", "--iterations", 400, "--set", "checkpoint_s=0.05", "-o"]
-    process = start(*words, tmp_path / "a.krn")
-    wait_for((tmp_path / "a.krn.ckpt").exists, process)
+def test_a_stopped_record_leaves_a_checkpoint_and_resumes_to_the_same_file(tmp_path, features, never_stopped, signum):
+    out, checkpoint = tmp_path / "a.krn", tmp_path / "a.krn.ckpt"
+    process = forked.start(forked.script(SLOW_RECORD, "record", features, *RECORD, out))
+    process.until(checkpoint.exists)
     message = end(process, signum)
     assert "a.krn.ckpt" in message and "--resume" in message and "Traceback" not in message
-    assert not (tmp_path / "a.krn").exists()
-    for name, more in {"a": ["--resume"], "b": []}.items():
-        done = start(*words, tmp_path / f"{name}.krn", *more)
-        assert done.wait(120) == 0, done.stderr.read()
-    found, expected = (krnet.open(tmp_path / f"{name}.krn") for name in "ab")
-    assert np.array_equal(found, expected)
+    assert checkpoint.exists() and not out.exists()
+    resumed = start("record", features, "-q", *RECORD, out, "--resume")
+    assert resumed.wait() == 0, resumed.stderr
+    assert np.array_equal(krnet.open(out), never_stopped)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP], ids=lambda signum: signum.name)
@@ -84,7 +80,7 @@ def test_a_stopped_extract_keeps_its_rows(tmp_path, signum):
         "extract", tmp_path / "images.npy", "--trunk", tmp_path / "trunk.pt", "-o", out, "--batch-size", 4, "-q"
     )
     partial = tmp_path / "a.safetensors.partial"
-    wait_for(lambda: partial.exists() and partial.stat().st_size > 10_000, process)
+    process.until(lambda: partial.exists() and partial.stat().st_size > 10_000)
     assert "--resume" in end(process, signum)
     assert (tmp_path / "a.safetensors.partial.json").exists() and not out.exists()
 
@@ -95,25 +91,25 @@ def test_a_stopped_run_says_how_to_go_on(tmp_path, features, command, signum):
     out = tmp_path / "out"
     if command == "learn":
         process = start("learn", "finetune", "--data", "digits", "-o", out, "-q", "--epochs", 500)
-        wait_for((out / "settings.json").exists, process)
+        process.until((out / "settings.json").exists)
     else:
         process = start("bench", "rate", features, "-o", out, "--recorders", "krnet", "--iterations", 10**6, "-q")
-        wait_for((out / "features.json").exists, process)
+        process.until((out / "features.json").exists)
     assert "To go on" in end(process, signum)
 
 
 def test_a_second_signal_stops_at_once(tmp_path, features):
     process = start("record", features, "-q", "--iterations", 10**6, "--set", "checkpoint_s=0.05", "-o", tmp_path / "a")
-    wait_for((tmp_path / "a.ckpt").exists, process)
-    process.send_signal(signal.SIGTERM)
+    process.until((tmp_path / "a.ckpt").exists)
+    process.send(signal.SIGTERM)
     end(process, signal.SIGTERM)
 
 
 def test_a_signal_that_is_ignored_from_the_start_is_ignored_still(tmp_path, features):
     words = ["record", features, "-q", "--iterations", 10**6, "--set", "checkpoint_s=0.05", "-o", tmp_path / "a"]
-    process = start(*words, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
-    wait_for((tmp_path / "a.ckpt").exists, process)
-    process.send_signal(signal.SIGHUP)
+    process = start(*words, ignored=(signal.SIGHUP,))
+    process.until((tmp_path / "a.ckpt").exists)
+    process.send(signal.SIGHUP)
     time.sleep(0.5)
     assert process.poll() is None
     end(process, signal.SIGTERM)
@@ -122,8 +118,8 @@ def test_a_signal_that_is_ignored_from_the_start_is_ignored_still(tmp_path, feat
 def test_where_ctrl_c_is_ignored_sigterm_stops_all_the_same(tmp_path, features):
     """A shell script starts what it puts in the background so."""
     words = ["record", features, "-q", "--iterations", 10**6, "--set", "checkpoint_s=0.05", "-o", tmp_path / "a"]
-    process = start(*words, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
-    wait_for((tmp_path / "a.ckpt").exists, process)
+    process = start(*words, ignored=(signal.SIGINT,))
+    process.until((tmp_path / "a.ckpt").exists)
     assert "checkpoint saved" in end(process, signal.SIGTERM)
 
 

@@ -4,11 +4,9 @@ import doctest
 import errno
 import json
 import os
-import signal
 import subprocess
 import sys
 import textwrap
-import time
 
 import numpy as np
 import pytest
@@ -17,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import forked
 import krnet
 from krnet.data.dataset import Split
 from krnet.errors import (
@@ -357,13 +356,10 @@ def test_a_killed_process_resumes_to_the_same_bytes(tmp_path):
                 return x * 2
         krnet.extract(Slow(), "images.npy", list(range(50)), out="a.safetensors", batch_size=2)
     """
-    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], cwd=tmp_path)
+    process = forked.start(forked.script(script), cwd=tmp_path)
     record = tmp_path / "a.safetensors.partial.json"
-    deadline = time.monotonic() + 60
-    while not record.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.until(record.exists)
+    process.kill()
     kept = json.loads(record.read_text())["rows"]
     assert 0 < kept < N
 

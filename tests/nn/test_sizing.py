@@ -34,9 +34,9 @@ def test_the_count_is_that_of_the_built_network_with_its_group_vectors(shape):
 
 def test_a_network_too_large_for_memory_is_counted_at_once():
     config = NetworkConfig(channels=2048, height=64, width=64, d0=2**16, c0=2**16, c1=2**16)
-    started = time.perf_counter()
+    started = time.process_time()  # a busy machine takes none of it away
     assert count_parameters(config, 10**6) > 10**13
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,8 @@ def append(
             "--out",
             "-o",
             metavar="OUT.krn",
-            help="File to write, which may be FILE.krn; an existing one is replaced. Required, but for a folder, which "
-            "grows in its place.",
+            help="File to write, which may be FILE.krn; an existing one is replaced. Required, except for a folder, "
+            "which grows in its place.",
             show_default=False,
         ),
     ] = None,

@@ -14,6 +14,7 @@ import stat
 from pathlib import Path
 
 from krnet.errors import InputError, NotARecordingError, StoreError, TruncatedRecordingError
+from krnet.features.shards.index import INDEX_NAME
 from krnet.io.atomic import TEMPORARY_END, AnyPath
 from krnet.io.folders import list_folder, sizes_of
 from krnet.io.lock import LOCK_NAME
@@ -70,6 +71,11 @@ def read_manifest(folder: Place) -> Manifest:
 def _refuse_missing(path: Path) -> None:
     """Refuse a folder without manifest, and a manifest that is no file of the folder."""
     if not os.path.lexists(path):
+        if (path.parent / INDEX_NAME).is_file():
+            raise NotARecordingError(
+                f"{path.parent}: holds features in shards; expected a recording. Make one with `krnet record` or "
+                f"`krnet encode`"
+            )
         num_parts = len(list_parts(path.parent))
         advice = (
             f"it holds {num_parts} of the parts of a stopped `krnet encode`; give that command again with --resume"

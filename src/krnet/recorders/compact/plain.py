@@ -1,4 +1,4 @@
-"""The file of a start as it is, without training: codes of all samples, in the finest step whose file fits the budget.
+"""The file of an untrained start (starts.py): codes of all samples, in the finest step whose file fits the budget.
 
     start, point -> plain_file -> PlainFile -> fill -> Content
 

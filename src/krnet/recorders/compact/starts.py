@@ -1,12 +1,12 @@
-"""Finds the start of a fit that leaves the least error in a budget, on a sample of the features and in seconds.
+"""Finds the best start of a fit: the axes and codes with the least error in a budget, before any training.
 
     features -> for each size of blocks: axes, and codes of some samples -> Start
     Start, budget -> number of axes, and the finest step whose file fits -> Point, with its error
     Starts -> best_start: the one with the least error
 
-Small blocks have cheap axes, which suit few samples of large maps; large blocks use more of what goes together. The
-search grows the block while that helps. Sizes are those of the entropy coder's ideal: columns of similar spread share
-a table.
+It works on a sample of the features, and takes seconds. Small blocks have cheap axes, which suit few samples of large
+maps; large blocks use more of what goes together. The search grows the block while that helps. Sizes are those of the
+entropy coder's ideal: columns of similar spread share a table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Keeps whichever leaves the least error: the trained file, or a start as it is.
+"""Keeps the file with the least error: that of the trained network, or that of an untrained start (starts.py).
 
     job, trained content -> better_of -> the content with the smallest error
 
