@@ -7,6 +7,7 @@ digests(folder) -> {name of a file: digest of its bytes}
 
 import os
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,8 @@ class Stage:
     """What one command took."""
 
     seconds: float
+    cpu_seconds: float
+    """Of all its processes: other work on the machine stretches the seconds, not these."""
     peak_bytes: dict[str, int]
     """Peak of resident memory (VmHWM, read ten times a second): of the largest process, and of all, added up."""
     printed: str
@@ -44,14 +47,20 @@ def start(command, threads=1, **pipes):
 def run(command, threads=1):
     """Run a command to its end; one that fails ends the benchmark."""
     with tempfile.TemporaryFile("w+") as out:
-        started = time.perf_counter()
+        started, cpu_started = time.perf_counter(), cpu_seconds()
         process = start(command, threads, stdout=out)
         peaks = watch(process)
-        seconds = time.perf_counter() - started
+        seconds, taken = time.perf_counter() - started, cpu_seconds() - cpu_started
         if process.returncode:
             raise SystemExit(f"{' '.join(command)}: ended with {process.returncode}; see above")
         out.seek(0)
-        return Stage(seconds, {"largest": max(peaks.values()), "together": sum(peaks.values())}, out.read())
+        return Stage(seconds, taken, {"largest": max(peaks.values()), "together": sum(peaks.values())}, out.read())
+
+
+def cpu_seconds():
+    """Of all processes that have ended and that this one, or one that it waited for, has waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def watch(process):

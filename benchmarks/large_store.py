@@ -118,7 +118,7 @@ def make(work, num_processes):
 def replay(work):
     """R2 against the shards, and a pass of a shuffled loader; what verify found."""
     coded = work.folder / "coded"
-    found = work.stage("verify", jobs.krnet("verify", coded, "--against", work.folder / "shards", "--json", "-q"))
+    found = work.stage("verify", jobs.krnet("verify", coded, "--against", work.folder / "shards", "--json"))
     work.stage("loader", [sys.executable, __file__, "--pass-over", str(coded)])
     return json.loads(found["printed"])
 
@@ -132,14 +132,16 @@ def pass_over(coded):
 def row(work, counts, shape, files, checked):
     """The metrics of all stages."""
     num_samples, num_values = work.args.samples, math.prod(shape)
-    stages = {name: found for name, found in work.done.items() if isinstance(found, dict) and "seconds" in found}
+    kept = ("seconds", "cpu_seconds", "peak_bytes")
+    done = {name: found for name, found in work.done.items() if isinstance(found, dict) and "seconds" in found}
+    stages = {name: {key: found[key] for key in kept} for name, found in done.items()}
     seconds = {name: found["seconds"] for name, found in stages.items()}
     sizes = {name: jobs.size_bytes(work.folder / name) for name in ("shards", "coded")}
     model_bytes = (work.folder / "model.krn").stat().st_size
     first, last = (f"{count} processes" for count in (counts[0], counts[-1]))
     return {
         "shape": shape,
-        "stages": {name: {**found, "printed": None} for name, found in stages.items()},
+        "stages": stages,
         "samples_per_second": {
             name: num_samples / taken for name, taken in seconds.items() if name not in ("extract some", "fit")
         },

@@ -258,6 +258,9 @@ def test_a_folder_of_something_else_is_refused(models, maps, tmp_path):
     with pytest.raises(NotARecordingError, match=r"is a folder without manifest\.json; expected a recording"):
         krnet.open(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    (tmp_path / "index.json").touch()
+    with pytest.raises(NotARecordingError, match="holds features in shards; expected a recording"):
+        krnet.open(tmp_path)
 
 
 # ------------------------------------------------------------------ a call that was stopped
@@ -425,9 +428,6 @@ def test_a_copy_is_the_same_recording(coded, tmp_path):
 
 
 def test_what_only_a_single_file_can_is_refused_with_what_to_do(coded, maps):
-    opened = krnet.open(coded)
-    with pytest.raises(InputError, match=r"folder of parts.*krnet encode --model .*model\.krn"):
-        opened.append(unseen(maps)[0])
     with pytest.raises(InputError, match=r"folder of parts; expected a single recording to start from"):
         krnet.record(maps[0], start=coded)
 

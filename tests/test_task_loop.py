@@ -18,7 +18,7 @@ import torch
 
 import forked
 import krnet
-from krnet import data, protocol
+from krnet import data, protocol, work_files
 from krnet import task_loop as learning
 from krnet.errors import BusyFolderError, InputError, RecordingError, ResumeError, SettingError
 from krnet.io import archive
@@ -386,7 +386,7 @@ def test_a_base_task_that_another_process_trains_is_waited_for_and_the_wait_is_n
     learn("finetune", digits, tmp_path / "first", shared=shared)
     (path,) = shared.iterdir()
     trained = path.rename(tmp_path / "trained.krn")
-    monkeypatch.setattr(learning, "making", lambda path: waits.set() or making(path))
+    monkeypatch.setattr(work_files, "making", lambda path: waits.set() or making(path))
     told: list[Progress] = []
     found: dict[str, Any] = {}
 
@@ -396,7 +396,7 @@ def test_a_base_task_that_another_process_trains_is_waited_for_and_the_wait_is_n
     beside = threading.Thread(target=learn_beside)
     with making(path):  # as the process does that trains it
         beside.start()
-        assert waits.wait(300)
+        assert waits.wait(60)
         late[0] += LONG
         time.sleep(0.2)
         assert not any(progress.unit == "iterations" for progress in told)

@@ -396,7 +396,7 @@ def schedule_table() -> str:
     head = ["processes", "ideal, hours", "simulated", "from a queue", "deaths", "process hours"]
     return (
         f"A billion samples of {shape} are {sizes}. Measured: {rate:,.0f} samples a second of one process with "
-        f"recorder {row['settings']['model']} ({row['device']}, {metrics['threads']} threads).\n\n{table(head, lines)}"
+        f"recorder {row['settings']['model']} ({row['device']}).\n\n{table(head, lines)}"
     )
 
 

@@ -1,7 +1,7 @@
 """Train a draft head from hidden states that are cached in several ways, and compare.
 
     text -> a small language model of bytes -> hidden states of sequences of 16 to 64 tokens
-         -> bf16, fp8, krnet at 1/4, 1/8 and 1/16 of bf16 -> a draft head each -> agreement with the model
+         -> bf16; fp8; recorder pca in 1/4, 1/8 and 1/16 of the bytes -> a draft head each -> agreement with the model
 
     python examples/hidden_states/compare.py --out DIR            minutes on two cores
     python examples/hidden_states/compare.py --out DIR --quick    seconds; the numbers mean nothing

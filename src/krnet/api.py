@@ -81,8 +81,8 @@ def record(
                .safetensors, or a folder of shards), or anything with len() and [i]
     labels     one integer per sample; the file keeps them. By default the array `labels` of a file that holds it beside
                `features`, as `krnet.extract` writes it
-    lengths    of sequences, where the samples are those of sequences of different length, one after the other, as
-               `torch.cat` joins them: recording.sequences[i] replays one. By default the array `lengths` of a file
+    lengths    lengths of sequences, if the samples are those of sequences that `torch.cat` has joined:
+               recording.sequences[i] replays one. By default the array `lengths` of the file of features, if it has one
     recorder   how to store the features. Default: krnet; with a preset: paper; with a start: the one that wrote it
     preset     size of a network of the paper: cifar100, imagenet, ...
     budget     size of the file in bytes, at most, as 12_000_000 or "12MB" (MB = 10^6); the recording is the best that
@@ -271,8 +271,8 @@ def open(
     device     where to replay; None takes the GPU if there is one
     precision  exact (full fp32) or fast (bf16 on a GPU)
     trunk      for a recording of images (recorder images): the module that makes features of them
-    max_bytes  memory that the file may ask for, such as "2GB"; by default 512 MB, or 512 times its size if that is
-               more, which no honest file comes near
+    max_bytes  largest memory that the file may take, such as "2GB"; by default 512 MB, or 512 times its size if that
+               is more: far above what a file that krnet wrote needs
 
     >>> len(krnet.open("features.krn"))
     40
@@ -297,8 +297,7 @@ def verify(
 ) -> dict[str, Any]:
     """Check the structure of a file, every checksum and the stored probe; with `against`, its error as well.
 
-    against    the features that were recorded, and after them those that were appended: the replays are compared with
-               them
+    against    the features that were recorded, followed by those that were appended; replays are compared with them
     key        name of the array, for a file of features that holds several
     max_bytes  as for krnet.open
     watch      called with a Progress every few samples; `krnet.show_progress` draws a bar

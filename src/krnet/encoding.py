@@ -10,8 +10,7 @@ samples of one part.
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -20,41 +19,42 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from krnet.config import check_int, parse_size
+from krnet.config import parse_size
 from krnet.device import dtype_name, pick_device
-from krnet.errors import InputError, KrnetWarning, LabelError, LengthsError, ResumeError
+from krnet.errors import InputError, LabelError, LengthsError, ResumeError
 from krnet.features.feature_source import FeatureSource
 from krnet.features.joined import join, members
 from krnet.features.labels import check_labels, has_labels
 from krnet.features.sequences import check_lengths, stored_lengths
 from krnet.features.source import open_features
-from krnet.features.stats import changed
 from krnet.io import archive
-from krnet.io.atomic import TEMPORARY_END, AnyPath, remove_leftovers
+from krnet.io.atomic import AnyPath, remove_leftovers
 from krnet.io.folders import list_folder
 from krnet.io.lock import working_in
 from krnet.io.output import copy
 from krnet.io.overlap import refuse_overlap
 from krnet.io.places import Place, is_url, place
 from krnet.io.writable import check_name, check_writable
-from krnet.parts.coding import PartCoder, digest_of
-from krnet.parts.folder import check_output, is_folder_of_parts, list_parts, write_manifest
+from krnet.parts.coding import PartCoder
+from krnet.parts.folder import check_output, is_folder_of_parts, write_manifest
 from krnet.parts.manifest import MANIFEST, MODEL, Manifest
-from krnet.parts.misfits import Misfits
-from krnet.parts.part import MAX_SAMPLES, NAME, Entry, Origin, open_part, part_name, write_part
+from krnet.parts.part import MAX_SAMPLES, NAME, Origin
 from krnet.parts.recording import PartsRecording
 from krnet.parts.sequences import place_lengths
 from krnet.parts.shares import collect, missing_parts, name_of
-from krnet.progress import Watch, announcing, closing_watch, counting
+from krnet.parts.writing import (
+    NewSamples,
+    default_part_samples,
+    part_ranges,
+    refuse_other_parts,
+    warn_of_misfits,
+    write_parts,
+)
+from krnet.progress import Watch, announcing, closing_watch
 from krnet.ranks import wait
 from krnet.recorders.base import get_recorder
 from krnet.recorders.checks import check_projects
 from krnet.recording import Recording
-
-PART_BYTES = 32 << 20  # about what a part takes, and what is lost of the work when a call is killed
-MAX_PART_SAMPLES = 1 << 16
-PART_END = ".krn"
-PART_STEP = 256  # parts hold a multiple of it: whole blocks of the entropy coder
 
 
 @closing_watch
@@ -86,7 +86,7 @@ def encode(
                   the features. They are kept in `sequences.krn`
     out           folder to write, a path or a URL: `model.krn`, `part-*.krn` and, last, `manifest.json`
     part_samples  samples in a part; by default as many as take about 32 MB, and at most 65,536
-    moves         for recorder krnet: how often a code is moved towards the least error; 0 is the fastest
+    moves         for recorder krnet: gradient steps that improve each code; by default 2, or 20 without axes
     resume        keep the parts that a stopped call has finished, once they are found to be of this model and these
                   features; a finished folder is checked and returned
     max_bytes     memory that the model may ask for, see krnet.open
@@ -136,7 +136,7 @@ def encode_share(
     _check(recording, source)
     origin = Origin(recording.fingerprint, recording.shape, dtype_name(source.dtype), label_source is not None)
     with working_in(folder, together=count > 1) if isinstance(folder, Path) else nullcontext():
-        plan = list(part_ranges(len(source), part_samples or default_part_samples(recording)))
+        plan = list(part_ranges(0, len(source), part_samples or default_part_samples(recording)))
         own = plan[number::count]
         started = _started(folder, own if count > 1 else None)
         if started and not resume:
@@ -145,23 +145,10 @@ def encode_share(
                 f"another folder"
             )
         _place_model(folder, recording)
+        refuse_other_parts(folder, plan)
         sequences = place_lengths(folder, sequence_lengths)
-        _refuse_other_parts(folder, plan)
-        entries, class_names = list[Entry](), set[int]()
-        coder, done = PartCoder(recording, moves), 0
-        tell = counting(watch, "encoding", sum(stop - first for first, stop in own))
-        for first, stop in own:
-            part, part_labels = source.part(first, stop), _read(label_source, first, stop)
-            entry = _finished(folder, started, first, part, part_labels, origin, coder)
-            if entry is None:
-                coded = coder.code(part, first, lambda num, done=done: tell(done + num))  # type: ignore[misc]
-                _refuse_changed(source)
-                entry = Entry(first, stop - first, 0, "", coded.features, coded.measured)
-                entry = write_part(folder, origin, entry, part_labels, coded.tensors)
-            entries.append(entry)
-            class_names.update([] if part_labels is None else part_labels.unique().tolist())
-            done += stop - first
-            tell(done)
+        new = NewSamples(source, label_source, origin)
+        entries, class_names = write_parts(folder, own, new, PartCoder(recording, moves), started, watch)
         if count > 1:
             if is_waiting:
                 wait(partial(missing_parts, folder, plan), folder, announcing(watch))
@@ -173,30 +160,6 @@ def encode_share(
         write_manifest(folder, manifest)
     warn_of_misfits(folder, manifest.measured.misfits, len(source), recording.r2)
     return PartsRecording(folder, recording.device, max_bytes=recording.max_bytes)
-
-
-def part_ranges(num_samples: int, part_samples: int) -> Iterator[tuple[int, int]]:
-    """(first, stop) of each part. They depend on nothing else, so that every call cuts alike."""
-    check_int("part_samples", part_samples, 1, MAX_SAMPLES)
-    step = -(-part_samples // PART_STEP) * PART_STEP
-    for first in range(0, num_samples, step):
-        yield first, min(first + step, num_samples)
-
-
-def default_part_samples(model: Recording) -> int:
-    return max(1, min(MAX_PART_SAMPLES, PART_BYTES * len(model) // model.nbytes))
-
-
-def warn_of_misfits(folder: Place, misfits: Misfits, num_samples: int, model_r2: float) -> None:
-    if misfits.num_samples:
-        ids = ", ".join(map(str, misfits.first_ids)) + (", ..." if misfits.num_samples > len(misfits.first_ids) else "")
-        warnings.warn(
-            f"{folder}: the model does not fit {misfits.num_samples} of {num_samples} samples (IDs {ids}): their R2 is "
-            f"{misfits.moments.r2:.3f}, or they take far more bytes than others; that of the model's own samples is "
-            f"{model_r2:.3f}. Are they made by the same trunk, and scaled alike? If so, fit a model to such samples",
-            KrnetWarning,
-            stacklevel=3,
-        )
 
 
 # ------------------------------------------------------------------ what is given
@@ -270,25 +233,12 @@ def _check_label_source(found: FeatureSource, num_samples: int) -> FeatureSource
     return found
 
 
-def _read(labels: FeatureSource | None, first: int, stop: int) -> Tensor | None:
-    return None if labels is None else labels.read(torch.arange(first, stop)).long()
-
-
 def _check(model: Recording, source: FeatureSource) -> None:
     """Refuse a model that cannot code unseen samples, and samples unlike its own."""
     check_projects(get_recorder(model.recorder), model.path, "Fit a model with one of them")
     source.check_shape(model.shape, model.path)
     if len(source) > MAX_SAMPLES:
         raise InputError(f"{source.name}: {len(source)} samples; a folder holds at most {MAX_SAMPLES}. Make several")
-
-
-def _refuse_changed(source: FeatureSource) -> None:
-    """Refuse features whose files have changed since they were opened."""
-    for member in members(source):
-        if member.file is not None:
-            difference = member.file.before.difference(member.file.state())
-            if difference is not None:
-                raise changed(member, difference)
 
 
 # ------------------------------------------------------------------ what is there already
@@ -317,44 +267,3 @@ def _place_model(folder: Place, model: Recording) -> None:
             f"{path}: is another model than {model.path}; expected the same. Give that one, or choose another folder"
         )
     found.verify()
-
-
-def _refuse_other_parts(folder: Place, plan: Sequence[tuple[int, int]]) -> None:
-    """Refuse parts of other ranges; remove what killed calls have left behind."""
-    names = set(map(name_of, plan))
-    for name in list_parts(folder):
-        if name not in names:
-            raise ResumeError(
-                f"{folder / name}: is not among the parts of these samples, which begin with {min(names)}. Give the "
-                f"same features, and --part-samples as before (in Python, part_samples=), or choose another folder"
-            )
-    if isinstance(folder, Path):
-        for name in list_folder(folder):
-            if name.endswith(TEMPORARY_END):
-                remove_leftovers(folder / f"{name[1:].partition(PART_END)[0]}{PART_END}")
-
-
-def _finished(
-    folder: Place,
-    there: Collection[str],
-    first: int,
-    source: FeatureSource,
-    labels: Tensor | None,
-    origin: Origin,
-    coder: PartCoder,
-) -> Entry | None:
-    """The part of these samples, if it is among those that are there; refused if it is damaged, or that of others."""
-    name = part_name(first, len(source))
-    if name not in there:
-        return None
-    part = open_part(folder, name)
-    part.kept.verify()
-    is_same = part.origin == origin and part.entry.features == digest_of(source, coder.coder.block_size)
-    if labels is not None and is_same:
-        is_same = part.labels is not None and torch.equal(part.labels, labels)
-    if not is_same:
-        raise ResumeError(
-            f"{folder / name}: holds other samples than these, or is of another model. Give the same model, features "
-            f"and labels as before, or choose another folder"
-        )
-    return part.entry

@@ -1,4 +1,4 @@
-"""From a job to the contents of its file: the best within a budget, or the smallest that reach an R2.
+"""Fit a recorder and make the contents of its file: the best within a budget, or the smallest that reach an R2.
 
 Job, budget    -> contents_within   -> tensors and metadata of the file
 Job, target R2 -> smallest_reaching -> likewise, of the last of a few whole fits

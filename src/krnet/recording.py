@@ -467,20 +467,24 @@ class Recording:
         these, and of all kinds; `krnet.record(room=...)` plans the bytes for the samples to come.
 
         features   as for krnet.record; samples of the same shape and type as the old ones
-        labels     one integer per new sample, if the recording has labels; new classes may come. A file that
-                   krnet.extract wrote has them inside
-        lengths    of the new sequences, if the recording has such; a sequence does not go on in those that are new
-        out        file to write, by default a temporary one. It may be the recording's own file, which is replaced by
-                   the grown one; go on with the Recording that is returned, this one cannot be saved or grown again
+        labels     one integer per new sample, if the recording has labels; they may be of new classes. By default those
+                   in the file of features
+        lengths    lengths of the new sequences, if the recording holds sequences; the last old one is not continued
+        out        file to write, by default a temporary one. If it is the recording's own file, use the Recording that
+                   is returned: this one cannot be saved or grown again
         budget     size of the grown file, at most. By default it has as many bytes a sample as now, or as planned with
                    room; the labels of samples that are not sorted by class come on top
         head       as for krnet.record
         key        name of the array, for a file that holds several
         watch      called with a Progress every few steps; `krnet.show_progress` draws a bar
 
-        Nothing is trained: the codes of recorder krnet are moved a few times towards the least error. With iterations,
-        time_budget or a head they are fitted for as long; further settings are those of the fit.
-        R2 afterwards is that of all samples, each channel scaled by its range in the first recording.
+        Nothing is trained; recorder krnet improves each new code by a few gradient steps. With iterations, time_budget
+        or a head the new codes are fitted; further settings are those of the fit. R2 afterwards is that of all samples,
+        each channel scaled by its range in the first recording.
+
+        A folder of krnet.encode grows in its place, part after part. It takes part_samples, moves and resume, as
+        krnet.encode does, and neither out, budget, head nor settings of a fit. With resume, a call that was stopped
+        goes on, and one that has finished adds nothing again.
 
         >>> grown = recording.append(torch.rand(20, 4, 3, 3), labels=[7] * 20)
         >>> len(grown), torch.equal(grown[:40], recording[:])
@@ -536,12 +540,12 @@ class Recording:
 
         batch_size   samples of a batch; with a share, of all processes together
         drop_last    leave out the last batch of a pass if it is not full
-        buffer       samples that are shuffled together. By default all of them if the file has at most 1 GB, else as
-                     many as 1 GB of it holds: IDs are cut into ranges, of which a few in random order are shuffled
-                     together, so that only those have to be at hand
+        buffer       samples that are shuffled together. By default all of a file of at most 1 GB, and of a larger one
+                     as many as 1 GB of it holds: IDs are cut into ranges, and a few ranges at a time, in random order,
+                     are read and shuffled together
         prefetch     batches that are made ahead of time, on a GPU or by each worker
         num_workers  processes that decode on the CPU; the order is the same for any number. 0: decode on the device
-        share        (k, n): take every n-th sample of each batch, from the k-th on: one of n training processes
+        share        (k, n): this is process k of n that train together; it takes every n-th sample of each batch
 
         >>> [len(labels) for features, labels in recording.loader(16, shuffle=True)]
         [16, 16, 8]

@@ -1,4 +1,4 @@
-"""The results of a run: what each task came to, kept between tasks, and summed up at the end.
+"""The results of a run: right answers after each task, kept between tasks, and the scores at the end.
 
 learner, task -> count_correct -> Results <-> DIR/state.krn
 Results -> summarize -> what run.json holds

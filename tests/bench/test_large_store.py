@@ -23,6 +23,7 @@ def test_the_memory_of_a_command_and_of_what_it_starts_is_seen():
     alone = [sys.executable, "-S", "-c", TAKE_50_MB]
     found = jobs.run(alone)
     assert found.printed == "done\n" and found.seconds > 0.4
+    assert 0 < found.cpu_seconds < found.seconds
     assert 50e6 < found.peak_bytes["largest"] == found.peak_bytes["together"] < 200e6
     both = f"import subprocess, sys; subprocess.run({alone}); " + TAKE_50_MB
     found = jobs.run([sys.executable, "-S", "-c", both])

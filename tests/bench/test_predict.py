@@ -103,8 +103,9 @@ def test_nonsense_is_refused(maps, options, error):
 def test_the_command_prints_a_line_per_recorder_and_what_to_take(maps, tmp_path):
     path = tmp_path / "x.npy"
     np.save(path, maps[:50].numpy())
-    shown = run("plan", path, "--recorders", "pca,quantized").stdout
+    shown = run("plan", path, "--recorders", "pca,quantized,fp8").stdout
     assert "R2 in" in shown and "take " in shown and all(name in shown for name in ("pca", "quantized"))
+    assert "\n-: no file of this recorder is so small" in shown  # fp8 in fewer than 8 bits a value
     result = json.loads(run("plan", path, "--recorders", "pca", "--budgets", "9kB,20kB", "--json").stdout)
     assert result["budgets"] == [9000, 20000] and len(result["points"]) == 2
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_signals import end, start, wait_for
+from test_signals import end, start
 from typer.testing import CliRunner
 
 import krnet
@@ -48,7 +48,7 @@ def test_the_folder_is_described_checked_and_replayed(files, tmp_path):
     assert info["num_parts"] == 3 and info["path"] == str(out) and abs(info["r2"] - info["model_r2"]) < 0.05
     report = json.loads(run("verify", out, "--against", files / "features.npy", "--json")[0])
     assert report["ok"] and report["same_features"] and abs(report["r2"] - info["r2"]) < 1e-6
-    assert "below the model's" in run("verify", out)[0]
+    assert "coded with" in run("verify", out)[0]
     run("replay", out, "--ids", "590:", "-o", tmp_path / "x.npy", "--labels-out", tmp_path / "y.npy", "-q")
     assert np.array_equal(np.load(tmp_path / "x.npy"), krnet.open(out)[590:].numpy())
     assert np.array_equal(np.load(tmp_path / "y.npy"), np.load(files / "labels.npy")[590:])
@@ -94,7 +94,7 @@ def test_a_stopped_encode_keeps_its_parts_and_goes_on_to_the_same_folder(tmp_pat
     np.save(tmp_path / "f.npy", features.numpy())
     words = ("encode", "--model", tmp_path / "model.krn", tmp_path / "f.npy", "--part-samples", 256, "-q", "-o")
     process = start(*words, tmp_path / "a")
-    wait_for(lambda: list((tmp_path / "a").glob("part-*.krn")), process)
+    process.until(lambda: list((tmp_path / "a").glob("part-*.krn")))
     message = end(process, signal.SIGTERM)
     assert "parts are kept in" in message and "--resume" in message and "Traceback" not in message
     assert not (tmp_path / "a" / "manifest.json").exists()

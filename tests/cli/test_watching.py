@@ -44,7 +44,7 @@ def test_the_line_keeps_the_accuracy_of_the_task_before_and_drops_that_of_anothe
     display(looked("icarl, task 1 of 2: classifier", 0.5, 10, 1.0))
     first, second = capsys.readouterr().err.splitlines()
     accuracy = "accuracy 76.54 %  accuracy cnn 50.00 %"
-    assert first == f"icarl, base task done  {accuracy}" and second.endswith(accuracy)
+    assert first == f"icarl, base task done  {accuracy}" and second.endswith(f"last task: {accuracy}")
     display(looked("lucir, base task: classifier", 0.5, 10, 1.0))
     assert "accuracy" not in capsys.readouterr().err
 

@@ -199,12 +199,12 @@ def _other_trunk(out):
 
 REFUSED = {
     "written already": (lambda out: extract(out), InputError, r"holds samples 0\.\.11, 12\.\.23, 24\.\.35 and 2 more"),
-    "another trunk": (_other_trunk, ResumeError, "trunk is"),
+    "another trunk": (_other_trunk, ResumeError, "a new shard has trunk"),
     "other images": (lambda out: extract(out, IMAGES.flip(0), resume=True), ResumeError, "computed again, differs"),
     "fewer images": (lambda out: extract(out, IMAGES[:9], LABELS[:9], resume=True), ResumeError, "of 50 images; there"),
     "other labels": (lambda out: extract(out, labels=LABELS.flip(0), resume=True), ResumeError, "labels of samples 0"),
-    "no labels": (lambda out: extract(out, labels=None, resume=True), ResumeError, "labels is False"),
-    "dtype": (lambda out: extract(out, dtype="float16", resume=True), ResumeError, "dtype is float16"),
+    "no labels": (lambda out: extract(out, labels=None, resume=True), ResumeError, "a new shard has labels False"),
+    "dtype": (lambda out: extract(out, dtype="float16", resume=True), ResumeError, "a new shard has dtype float16"),
     "fewer of a loader": (
         lambda out: extract(out, iter(IMAGES[:9].split(BATCH)), LABELS[:9], batch_size=None, resume=True),
         ResumeError, "of 50 images; there|wrote 50 samples; now there are 9",

@@ -119,7 +119,7 @@ def test_shards_that_share_samples_or_come_from_elsewhere_are_refused_when_they_
     with pytest.raises(ShardError, match="share samples"):
         make(tmp_path / "shared", cuts=(3, 7))
     make(tmp_path / "trunks", cuts=(0, 5))
-    with pytest.raises(ShardError, match="trunk is 1; the others have 0000"):
+    with pytest.raises(ShardError, match="has trunk 1; the other shards have trunk 0000"):
         make(tmp_path / "trunks", cuts=(5, 9), made_by={"trunk": "1"})
     make(tmp_path / "runs", cuts=(0, 5))
     with pytest.raises(ShardError, match=r"has 2[34] samples, others 2[34]"):

@@ -341,7 +341,7 @@ def test_a_fit_that_is_stopped_at_any_iteration_resumes_to_the_same_file(tmp_pat
 
 @pytest.mark.parametrize("fit", [CompactFit, ValuesFit])
 def test_codes_and_axes_that_grow_beyond_the_tables_of_the_coder_take_a_coarser_step(fit, monkeypatch):
-    """With room for the finest step the largest code has the largest symbol: a fit that moved it ended in an error."""
+    """With room for the finest step the largest code has the largest symbol, and training may move it further."""
     step = fit.step
 
     def growing(self, iteration, progress):

@@ -1,6 +1,5 @@
 """A compact KRNet that grows: what it held stays as it is, and new samples are kept about as well."""
 
-
 import pytest
 import torch
 

@@ -471,7 +471,7 @@ def test_unknown_settings_are_refused_with_the_nearest_name(recorder):
 def test_what_belongs_to_a_network_is_refused_where_none_is_fitted(recorder, tmp_path):
     for name, value in {"gamma": 0.1, "schedule": "paper", "iterations": 5, "time_budget": 1.0, "lr": 0.1}.items():
         with pytest.raises(
-            SettingError, match=f"{name} is given, .* {recorder} fits none; .*autoencoder or krnet or paper"
+            SettingError, match=f"{name} is given, .* {recorder} fits none; .*autoencoder, krnet, paper"
         ):
             krnet.record(torch.rand(5, 3), recorder=recorder, **{name: value})
     for name, value in {"preset": "cifar100", "head": nn.Identity()}.items():

@@ -41,6 +41,11 @@ def text(num_samples, num_tokens, width):
     )
 
 
+def alike(num_samples, shape):
+    """Values of two kinds, without any direction in which they vary more than in others."""
+    return (torch.randn(num_samples, *shape, generator=torch.Generator().manual_seed(0)) > 1).float()
+
+
 FEATURES = {  # the best of the rivals, and features that suit it
     "transform": lambda: smooth(400, (6, 12, 12), 0.2),
     "pca": lambda: vectors(1500, 48, 6),
@@ -72,6 +77,18 @@ def test_sequences_may_have_their_tokens_on_either_axis(channels_first):
     budget = 8000 + features.numel() // 16
     found = krnet.record(features, budget=budget, iterations=1, device="cpu")
     assert found.r2 >= max(r2_of(features, budget, name) for name in RIVALS) and found.r2 > 0.93
+
+
+def test_many_coarse_numbers_are_tried_where_no_direction_varies_more_than_others():
+    features = alike(500, (16, 6, 6))
+    found = krnet.record(features, budget=24_000, iterations=1, device="cpu")
+    assert found.r2 >= r2_of(features, 24_000, "transform") - 0.002
+
+
+def test_few_samples_of_many_values_are_as_good_as_those_of_pca():
+    features = vectors(60, 20_000, 5)
+    found = krnet.record(features, budget=306_000, iterations=1, device="cpu")
+    assert found.r2 >= r2_of(features, 306_000, "pca") - 0.001
 
 
 def test_what_was_trained_is_kept_where_it_is_better():

@@ -86,10 +86,9 @@ def test_parts_stand_side_by_side_for_each_set_and_size():
     ]
 
 
-def test_the_bars_of_a_set_are_side_by_side_and_show_what_is_lost():
+def test_each_part_of_each_set_has_a_bar_of_what_is_lost():
     runs = [entry(part, 1, 100, r2, name) for part, r2 in (("krnet", 0.9), ("no network", 0.8)) for name in "ab"]
     found = views.draw("parts", "n", "t", runs)
-    assert [(p.x, p.series, round(p.y, 9)) for p in found.points] == [
-        ("a: krnet", "krnet", 10), ("a: no network", "no network", 20),
-        ("b: krnet", "krnet", 10), ("b: no network", "no network", 20),
-    ]  # fmt: skip
+    bars = {"a: krnet": 10, "a: no network": 20, "b: krnet": 10, "b: no network": 20}
+    assert {p.series: round(p.y, 9) for p in found.points} == bars
+    assert all(p.x == p.series for p in found.points)

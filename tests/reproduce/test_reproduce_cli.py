@@ -64,7 +64,7 @@ def test_the_list_shows_what_has_been_run_and_how_far_from_the_paper(tmp_path):
     after = {line.split()[0]: line for line in result.stdout.splitlines()}
     date = ledger.read()[0]["date"][:10]
     assert re.search(rf" 6/6 +{date} +[+-]\S+ \w+, .* +a second\.", after["storage-table"])
-    assert result.exit_code == 0 and result.stderr == ""
+    assert result.exit_code == 0 and result.stderr == f"runs and dates are those of {ledger.default_path()}\n"
     found = {one["name"]: one for one in json.loads(run("--list", "--json").stdout)}
     assert found["storage-table"]["done"] == 6 and found["storage-table"]["farthest"]["paper"]
 
@@ -133,4 +133,3 @@ def test_only_takes_parts_of_names():
     assert all(name.endswith(", 4") or name.startswith("krnet, zoo-small-lm-tokens, ") for name in names)
     with pytest.raises(SettingError, match="did you mean 'krnet'"):
         loop.chosen_runs(recipe, ["krnte"])
-

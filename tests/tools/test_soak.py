@@ -209,6 +209,13 @@ def test_a_forged_file_of_a_folder_of_parts_is_listed_by_its_manifest(members, t
     assert found == {"NotARecordingError"}
 
 
+def test_a_file_of_one_tensor_may_lose_it(members, tmp_path, monkeypatch):
+    monkeypatch.setattr(forgery, "WAYS", {"shapes": forgery.WAYS["shapes"]})
+    path, _ = corpus.place(members[2], tmp_path, "forgery")
+    for seed in range(100):
+        assert forgery.forge(members[2], members, path, random.Random(seed)) == "shapes"
+
+
 def test_the_same_seed_makes_the_same_damage(sample):
     made = [damage.damage(sample.content, random.Random(seed)) for seed in (1, 1, 2)]
     assert made[0] == made[1] != made[2] and sample.content not in made

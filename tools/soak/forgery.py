@@ -81,8 +81,8 @@ def forge(sample: Sample, others: list[Sample], path: Path, chance: random.Rando
             WAYS[way][0](sample, others, path, chance)
             if chance.random() < 0.2:
                 headers(sample, others, path, chance)
-        except (InputError, ValueError, KeyError, TypeError, OverflowError, RuntimeError, RecursionError):
-            continue  # krnet's own writer refuses to write this, or torch to hold it: try another
+        except (InputError, ValueError, KeyError, IndexError, TypeError, OverflowError, RuntimeError, RecursionError):
+            continue  # krnet's own writer refuses to write this, or torch to hold it, or no tensor is left: try another
         if path.read_bytes() != sample.content:
             if is_member(path):
                 with suppress(KrnetError):  # it is refused before anybody compares it with the manifest

@@ -1,4 +1,4 @@
-"""krnet.invert: what a recording gives away of the images behind it.
+"""krnet.invert: measure how much of the images can be reconstructed from a recording.
 
     recording -> replays ------.
     features, or trunk(images) -+-> a decoder each, on half of the samples -> SSIM and PSNR of the other half

@@ -1,4 +1,4 @@
-"""Predict what each recorder would make of features, from a sample of them: `krnet plan FEATURES`.
+"""Predict the R2 and the time of each recorder from a sample of the features: `krnet plan FEATURES`.
 
     features -> a sample: half of it seen, half unseen
     recorder, size -> record(seen half) -> a file -> R2 of the seen half, R2 of the unseen half -> R2 of all features
@@ -97,7 +97,7 @@ def predict(
     points = []
     for series in all_series:
         for size in sizes:
-            say(f"{series.name} at {8 * size / num_values:.3g} bits a value")
+            say(f"recording the sample: {series.name}, {8 * size / num_values:.2g} bits a value")
             trains = get_recorder(series.recorder).trains
             fit = {**options, "time_budget": time_budget} if trains else options
             point = {"recorder": series.name, "budget": size, "trains": trains}

@@ -171,11 +171,11 @@ def common(
     """Record feature maps in a small file, replay them by sample ID, and learn new classes on the replays."""
 
 
-app.command(short_help="Predict the size of a recording.")(plan)
+app.command(short_help="Predict the size, R2 and time of a recording.")(plan)
 app.command(short_help="Write the features that a network makes of images.")(extract)
 app.command(short_help="Write features to a recording file.")(record)
 app.command(short_help="Add samples to a recording.")(append)
-app.command(short_help="Code samples with a fitted model, into a folder of parts.")(encode)
+app.command(short_help="Encode many samples with a fitted model, into a folder.")(encode)
 app.command(short_help="Show what a recording holds, its size and its error.")(info)
 app.command(short_help="Check a recording byte by byte, or against its features.")(verify)
 app.command(short_help="Write samples of a recording to a .npy file.")(replay)

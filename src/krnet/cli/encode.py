@@ -46,7 +46,7 @@ def encode(
             "-o",
             parser=parse_place,
             metavar="OUT",
-            help="Folder to write; a new or empty one; a path or a URL.",
+            help="Folder to write, new or empty; a path or a URL.",
             show_default=False,
         ),
     ],
@@ -72,8 +72,8 @@ def encode(
     moves: Annotated[
         int | None,
         typer.Option(
-            help="For recorder krnet: how often a code is moved towards the least error; 0 is the fastest.",
-            show_default="few",
+            help="For recorder krnet: gradient steps that improve each code; 0 is the fastest.",
+            show_default="2; without axes 20",
         ),
     ] = None,
     resume: Annotated[
@@ -85,8 +85,8 @@ def encode(
         typer.Option(
             parser=option(parse_share),
             metavar="K/N",
-            help="Write part K of N, counted from 0, of the parts. N commands, on one machine or many, write all; "
-            "under torchrun each process has its share.",
+            help="Write only share K of N, counted from 0. N commands, on one machine or many, write all parts; "
+            "torchrun gives each process its share.",
         ),
     ] = "0/1",
     max_bytes: MaxBytes = None,
@@ -97,9 +97,9 @@ def encode(
     """Writes OUT/: model.krn, the coded samples in part-*.krn, and last manifest.json; prints size and error on stdout.
 
     OUT opens as one recording: krnet info, verify and replay take it, and krnet.open in Python. Nothing is trained: the
-    samples are coded with what MODEL.krn was fitted to, in memory that does not grow with their number. Samples that it
-    does not fit are named in a warning. Recorders that can do this: krnet, pca, quantized, transform, pq, rotation, fp8
-    and raw.
+    axes, codebooks or network of MODEL.krn code the samples, in memory that does not grow with their number. Samples
+    that they do not fit are named in a warning. Recorders that can do this: krnet, pca, quantized, transform, pq,
+    rotation, fp8 and raw.
 
     \b
     Example:

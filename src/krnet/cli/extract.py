@@ -112,7 +112,7 @@ def extract(
         typer.Option(
             parser=option(parse_first_id),
             metavar="ID|end",
-            help="With DIR/: sample ID of the first image; end adds to the samples that are there.",
+            help="With DIR/: sample ID of the first image; end: the one after the last that is there.",
         ),
     ] = "0",
     share: Annotated[
@@ -120,8 +120,8 @@ def extract(
         typer.Option(
             parser=option(parse_share),
             metavar="K/N",
-            help="With DIR/: write part K of N, counted from 0, of the shards. N commands write all; under torchrun "
-            "each process has its share.",
+            help="With DIR/: write only share K of N of the shards, counted from 0. N commands write all; torchrun "
+            "gives each process its share.",
         ),
     ] = "0/1",
     as_json: Json = False,
@@ -133,10 +133,10 @@ def extract(
     and --std are given; only uint8 images are divided by 255. The output says which.
 
     The file holds the arrays features (N, ...) and, if there are labels, labels (N,); `krnet record` reads both. Memory
-    stays bounded however many images there are. Until the file is complete, it is called OUT.safetensors.partial.
+    does not grow with the number of images. Until the file is complete, it is called OUT.safetensors.partial.
 
-    DIR/ holds the same in shards, files of bounded size, and index.json. It is for features that are too many for one
-    file or one machine: several commands may write at once, each its --share, and more samples can follow.
+    DIR/ holds the same as shards, files of at most --shard-size, and index.json. It is for features that are too many
+    for one file or one machine: several commands may write at once, each its --share, and samples can be added later.
 
     \b
     Example:

@@ -126,7 +126,8 @@ Lengths = Annotated[
     typer.Option(
         parser=parse_place,
         metavar="L.npy",
-        help="Lengths of sequences of samples, which follow each other: krnet replay --sequences replays whole ones.",
+        help="Lengths of the sequences that the samples form, one after the other; krnet replay --sequences replays "
+        "whole ones.",
         show_default="the array lengths in the file of FEATURES, or none",
     ),
 ]
@@ -161,8 +162,8 @@ MaxBytes = Annotated[
     typer.Option(
         parser=option(partial(parse_size, name="max_bytes")),
         metavar="2GB|BYTES",
-        help="Memory that FILE.krn may ask for; a file that asks for more is refused before it gets any.",
-        show_default="512MB, or 512 times its size",
+        help="Largest memory that the recording may take; one that asks for more is refused before it gets any.",
+        show_default="512MB, or 512 times the file if that is more",
     ),
 ]
 RecordingFile = Annotated[

@@ -102,7 +102,7 @@ def plan(
     """Writes nothing; prints on stdout what to expect of a recording before it is made.
 
     With FEATURES: the R2 that each recorder would reach in files of three sizes, the time that it would take on this
-    machine, and the recorder to take. It looks at a sample, and takes about a minute.
+    machine, and which recorder to take. All follow from a sample of FEATURES, in about a minute.
 
     With --shape: the size in bytes of the file that `krnet record` would write with the same options, and that of the
     features. For recorder paper, which --preset selects, it is printed beside the size of the paper's autoencoder.
@@ -200,13 +200,15 @@ def show_prediction(found: Mapping[str, Any]) -> None:
         times = [point["seconds"] for point in points if point["seconds"] is not None]
         table.add_row(
             plain_text(name),
-            *["" if point["r2"] is None else f"{point['r2']:.4f}" for point in points],
-            _time_text(max(times), points[0]["trains"]) if times else "",
+            *["-" if point["r2"] is None else f"{point['r2']:.4f}" for point in points],
+            _time_text(max(times), points[0]["trains"]) if times else "-",
         )
     print_unwrapped(table)
     if found["take"] is not None:
         middle = found["budgets"][len(found["budgets"]) // 2]
-        print(f"take {found['take']}: the quickest of those with the highest R2 in {short_size(middle)} (within 0.001)")
+        print(f"take {found['take']}: the highest R2 in {short_size(middle)}, or the quickest within 0.001 of it")
+    if any(point["r2"] is None for point in found["points"]):
+        print("-: no file of this recorder is so small (--json says more)")
     for name, reason in found["left_out"].items():
         print(plain_text(f"{name} is left out: {reason}"))
 

@@ -79,7 +79,7 @@ class Display:
         rate = f"{rate_text(progress.done / seconds)}/s" if seconds else ""
         left = f"elapsed {clock(seconds)}  left {clock(progress.seconds_left)}"
         method, accuracy = self._last_accuracy
-        last = accuracy if method == _method(progress) else ""
+        last = f"last task: {accuracy}" if accuracy and method == _method(progress) else ""
         done = f"{progress.done:,} {progress.unit}"
         parts = (f"{100 * share:3.0f} %", done, rate, _values_text(progress), left, last)
         return "  ".join(part for part in parts if part)

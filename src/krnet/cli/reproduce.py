@@ -105,12 +105,13 @@ def reproduce(
     folder = out_folder(out, quick)
     if list_all:
         with ledger_of(folder, quick):
-            rows = ledger.read()
+            rows, where = ledger.read(), ledger.default_path()
         found = [standing(recipe, rows, published, seeds) for recipe in recipes]
         if as_json:
             output.show_json([_standing_json(one) for one in found])
         else:
             _show_standings(found)
+            say(f"runs and dates are those of {where}")
         return
     errors: list[str] = []
     results = []
@@ -192,11 +193,11 @@ def _with_spread(one: Comparison) -> str:
 
 
 def _number(value: float | None, unit: str, sign: bool = False, beside: float | None = None) -> str:
-    """Two decimals, or three digits for numbers that are small by themselves; `beside` decides for a difference."""
+    """Two decimals; three digits of a small number, no decimals of a large one. `beside` decides for a difference."""
     if value is None:
         return "-"
     small = abs(value if beside is None else beside) < 0.05
-    digits = ".2e" if small and value else ".2f"
+    digits = ".2e" if small and value else ".2f" if abs(value) < 10_000 else ",.0f"
     shown = value if small else round(value, 2) + 0.0  # no -0.00
     return f"{shown:{'+' if sign else ''}{digits}} {unit}".rstrip()
 

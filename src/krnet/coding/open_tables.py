@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from krnet.coding.coder import ans
-from krnet.coding.entropy import FREQUENCY_BITS, MAX_SYMBOL, Tables, check_used_up, coder_of, stream_of
+from krnet.coding.entropy import FREQUENCY_BITS, MAX_SYMBOL, Tables
+from krnet.coding.streams import check_used_up, coder_of, stream_of
 
 ESCAPE_FREQUENCY = 16  # of the 2^16 of a table: an escape takes 12 bits, and 16 more for its symbol
 NUM_ESCAPED = 2 * (MAX_SYMBOL + 1)  # different symbols that may follow

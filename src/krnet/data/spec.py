@@ -1,4 +1,4 @@
-"""What a network must know of the images it was trained on, to be applied to others without them.
+"""The form of the images that a network was trained on, kept beside it in a run: size, channels, normalisation.
 
 data set -> DataSpec -> JSON in the file of a run -> DataSpec -> a data set of the same form whose images are blank
 """

@@ -1,4 +1,4 @@
-"""Rows of features on their way to one file, behind a thread that writes; and the check of a file that is finished.
+"""Write rows of features to one file, in a thread of its own; and check a file that is finished.
 
 begin(source) -> the row to start at; add(rows) ...; finish() -> NAME.safetensors
 """

@@ -1,4 +1,4 @@
-"""Whether a call goes on with what an earlier one began: the same work, and the same rows where both computed them."""
+"""Check that a resumed call does the work that the stopped one began: the same settings, and the same rows."""
 
 from __future__ import annotations
 

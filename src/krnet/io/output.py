@@ -1,4 +1,4 @@
-"""A file that is written whole, wherever it goes.
+"""Write a file whole or not at all, to a path on this machine or to a URL.
 
 with output(path or URL) as file: ...   ->  a temporary file on this machine  --rename, or upload-->  the place
 copy(path or URL, path or URL)

@@ -44,7 +44,7 @@ WRITES: Mapping[str, Writes] = {
     "replay": Writes(),
     "verify": Writes(),
     "extract": Writes(beside=(PARTIAL_ENDING, PARTIAL_RECORD_ENDING)),
-    "encode": Writes(inside=("model.krn", "sequences.krn", "part-*.krn", "manifest.json", ".lock")),
+    "encode": Writes(inside=("model.krn", "sequences*.krn", "part-*.krn", "manifest.json", ".lock")),
     "extract shards": Writes(inside=("index.json", "shard-*.safetensors")),
     "learn": Writes(inside=(*RUN_FILES, ".lock", "events.out.tfevents.*")),
     "bench rate": Writes(inside=("rate.json", "rate.png", "features.json", "points", "*.krn", "*.krn.ckpt")),

@@ -1,4 +1,4 @@
-"""Tensors that are larger than the memory: made rows at a time when they are written, read rows at a time afterwards.
+"""Tensors larger than memory, in a recording file: written and read a few rows at a time.
 
     MadeRows(shape, dtype, read)  --archive.write-->  a tensor in blocks, each with its checksum
     archive.rows(name) -> TensorRows if it is small, else StoredRows: read(start, stop), take(ids)

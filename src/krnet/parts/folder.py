@@ -14,6 +14,7 @@ import stat
 from pathlib import Path
 
 from krnet.errors import InputError, NotARecordingError, StoreError, TruncatedRecordingError
+from krnet.features.shards.index import INDEX_NAME
 from krnet.io.atomic import TEMPORARY_END, AnyPath
 from krnet.io.folders import list_folder, sizes_of
 from krnet.io.lock import LOCK_NAME
@@ -22,9 +23,9 @@ from krnet.io.places import Place, Url, place
 from krnet.io.ranged import open_ranged
 from krnet.parts.manifest import MANIFEST, MAX_MANIFEST_BYTES, MODEL, REBUILD, Manifest, parse_manifest
 from krnet.parts.part import NAME, REPAIR
-from krnet.parts.sequences import SEQUENCES
+from krnet.parts.sequences import NAME as SEQUENCES_NAME
 
-OWN_NAMES = ("", MANIFEST, MODEL, SEQUENCES, LOCK_NAME)  # some stores list a folder itself, without a name
+OWN_NAMES = ("", MANIFEST, MODEL, LOCK_NAME)  # some stores list a folder itself, without a name
 RECORDING_END = ".krn"
 
 
@@ -52,7 +53,7 @@ def read_manifest(folder: Place) -> Manifest:
         manifest = parse_manifest(path, file.read(0, file.size))
     expected = {MODEL: manifest.model_bytes, **{part.name: part.size_bytes for part in manifest.parts}}
     if manifest.sequences is not None:
-        expected[SEQUENCES] = manifest.sequences.size_bytes
+        expected[manifest.sequences.name] = manifest.sequences.size_bytes
     if isinstance(folder, Path):
         found = [_size_inside(folder / name) for name in expected]
     else:
@@ -70,6 +71,11 @@ def read_manifest(folder: Place) -> Manifest:
 def _refuse_missing(path: Path) -> None:
     """Refuse a folder without manifest, and a manifest that is no file of the folder."""
     if not os.path.lexists(path):
+        if (path.parent / INDEX_NAME).is_file():
+            raise NotARecordingError(
+                f"{path.parent}: holds features in shards; expected a recording. Make one with `krnet record` or "
+                f"`krnet encode`"
+            )
         num_parts = len(list_parts(path.parent))
         advice = (
             f"it holds {num_parts} of the parts of a stopped `krnet encode`; give that command again with --resume"
@@ -111,7 +117,8 @@ def check_output(folder: Place) -> None:
     if isinstance(folder, Path) and os.path.lexists(folder) and not folder.is_dir():
         raise InputError(f"{folder}: is no folder; expected the name of a folder to write. Choose another name")
     for name in list_folder(folder):
-        if name not in OWN_NAMES and not NAME.fullmatch(name) and not name.endswith(TEMPORARY_END):
+        is_own = name in OWN_NAMES or NAME.fullmatch(name) or SEQUENCES_NAME.fullmatch(name)
+        if not is_own and not name.endswith(TEMPORARY_END):
             raise InputError(
                 f"{folder}: holds {name!r}, which is no part of a recording; expected a new or empty folder, or one "
                 f"of krnet encode. Choose another folder"

@@ -1,4 +1,4 @@
-"""Samples that a model does not fit: those of another domain, which it shows badly or which take many bytes.
+"""Find samples that a model does not fit, such as those of another trunk: they have a large error or take many bytes.
 
     the model's R2 and tables           -> Limits
     error, variance, bits of each sample -> Limits.exceeded -> which of them do not fit

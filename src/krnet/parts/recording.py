@@ -14,25 +14,31 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from krnet.device import pick_device
-from krnet.errors import ChecksumError, InputError
+from krnet.errors import ChecksumError, InputError, SettingError
 from krnet.features.dtypes import DTYPES
+from krnet.features.labels import check_labels, stored_labels
 from krnet.features.samples import Samples
+from krnet.features.sequences import check_lengths, stored_lengths
+from krnet.features.source import open_features
 from krnet.features.stats import chain_digests
 from krnet.io import archive
 from krnet.io.atomic import AnyPath, make_folder
 from krnet.io.folders import list_folder
 from krnet.io.output import copy
-from krnet.io.places import Url, place
+from krnet.io.overlap import refuse_overlap, same
+from krnet.io.places import Place, Url, place
 from krnet.io.writable import check_name
+from krnet.parts.appending import Addition, append_parts
 from krnet.parts.folder import check_output, read_manifest, write_manifest
 from krnet.parts.manifest import MANIFEST, MODEL, Manifest
 from krnet.parts.part import REPAIR, Part
 from krnet.parts.reading import PartsReplayer, open_listed
-from krnet.parts.sequences import SEQUENCES, read_lengths
+from krnet.parts.sequences import read_lengths
 from krnet.parts.symbols import Coder
+from krnet.progress import Watch, closing_watch
 from krnet.recording import Recording
 from krnet.recording_file import check_probe, naming
 
@@ -143,18 +149,66 @@ class PartsRecording(Recording):
             raise InputError(f"{target}: is not empty; expected a new folder. Choose another name")
         self.check()
         make_folder(target)
-        sequences = [] if self.manifest.sequences is None else [SEQUENCES]
+        sequences = [] if self.manifest.sequences is None else [self.manifest.sequences.name]
         for name in [MODEL, *sequences, *(part.name for part in self.manifest.parts)]:
             copy(self.folder / name, target / name)
         write_manifest(target, self.manifest)
         return target
 
-    def append(self, features: Any, labels: Any = None, **settings: Any) -> Recording:
-        raise InputError(
-            f"{self.folder}: is a folder of parts, which is complete; expected a single recording to append to. Encode "
-            f"the new samples into a folder of their own, with the same model: krnet encode --model "
-            f"{self.folder / MODEL}"
+    @closing_watch
+    def append(
+        self,
+        features: Any,
+        labels: Any = None,
+        *,
+        lengths: Any = None,
+        out: AnyPath | None = None,
+        budget: int | str | None = None,
+        head: nn.Module | None = None,
+        key: str | None = None,
+        watch: Watch | None = None,
+        part_samples: int | None = None,
+        moves: int | None = None,
+        resume: bool = False,
+        **settings: Any,
+    ) -> Recording:
+        """Code more samples with the folder's model, into parts behind those that are there; see krnet.encode.
+
+        The folder itself grows: `out` is it, or nothing. Until all new parts are there it opens as before. A call that
+        was stopped goes on behind its last part with `resume`; samples that a finished call has added are not added
+        again.
+        """
+        self._check_append(out, {"budget": budget, "head": head, **settings})
+        refuse_overlap("encode", [self.folder] if isinstance(self.folder, Path) else [], [features, labels, lengths])
+        source = open_features(features, key=key)
+        if labels is None and self.num_classes is not None:
+            labels = stored_labels(features, key, len(source))
+        if lengths is None and self.manifest.sequences is not None:
+            lengths = stored_lengths(features, key, len(source))
+        added = Addition(
+            source, check_labels(labels, len(source)), check_lengths(lengths, len(source)), part_samples, moves, resume
         )
+        append_parts(self.folder, self.manifest, self.model, added, watch)
+        return PartsRecording(self.folder, self.device, self.precision, self.max_bytes)
+
+    def _check_append(self, out: AnyPath | None, settings: dict[str, Any]) -> None:
+        given = [name for name, value in settings.items() if value is not None]
+        if given:
+            raise SettingError(
+                f"{given[0]} is given for {self.folder}, a folder of parts, where nothing is fitted; expected "
+                f"part_samples, moves or resume alone. Leave it out"
+            )
+        if out is not None and not _is_place(out, self.folder):
+            raise InputError(
+                f"{out}: is not {self.folder}, a folder of parts, which grows in its place. Leave the output out; or "
+                f"copy the folder first, and append to the copy"
+            )
+
+
+def _is_place(given: AnyPath, folder: Place) -> bool:
+    """Whether a caller's path or URL is that of the folder."""
+    found = place(given)
+    return same(found, folder) if isinstance(found, Path) and isinstance(folder, Path) else str(found) == str(folder)
 
 
 REPORTED = ("num_parts", "model_r2", "worst_part", "misfits")  # by check, of what info says

@@ -1,4 +1,4 @@
-"""A folder of parts that several processes write: what is missing, and what all parts say when they are there.
+"""A folder of parts that several processes write: which parts are missing, and the entries of all once they are there.
 
     processes with share k of n -> each n-th part -> missing_parts -> collect -> the manifest
 

@@ -1,4 +1,4 @@
-"""What a caller gives to a recorder, or a file holds for it, is refused where the recorder has no use for it."""
+"""Refuse inputs and settings, of a caller or of a file, that a recorder cannot use."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def check_names(recorder: Recorder, given: Iterable[str]) -> None:
         if name in known:
             continue
         if name in FIT_NAMES:
-            trainers = " or ".join(sorted(other.name for other in recorders if other.trains))
+            trainers = ", ".join(sorted(other.name for other in recorders if other.trains))
             raise SettingError(
                 f"{name} is given, a setting of a network's fit, and recorder {recorder.name} fits none; leave {name} "
-                f"out, or take recorder {trainers}"
+                f"out, or take a recorder that trains a network: {trainers}"
             )
         owners = [other.name for other in recorders if name in other.setting_names]
         if owners:

@@ -1,4 +1,4 @@
-"""R2 of a fit as it goes on: what its progress tells, kept beside the recording.
+"""Keep the R2 of a fit over its time, in a file beside the recording.
 
 with following(path, watch) as follow: record(..., watch=follow)    path: [[iteration, seconds, R2], ...]
 """

@@ -80,7 +80,7 @@ def difference(before: Origin, now: Origin) -> str:
     ]  # fmt: skip
     for name in sorted({*fields[0], *fields[1]}):
         if fields[0].get(name) != fields[1].get(name):
-            return f"{name} is {fields[1].get(name)}; the others have {fields[0].get(name)}."
+            return f"has {name} {fields[1].get(name)}; the other shards have {name} {fields[0].get(name)}."
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Rows of features on their way to a folder of shards: what is missing there is filled.
+"""Write rows of features to a folder of shards: those of the call that no shard holds yet.
 
     begin(source) -> which rows are missing; add(rows) ...; finish() -> DIR/shard-*.safetensors, DIR/index.json
 
@@ -130,7 +130,7 @@ class ShardOutput:
         """Compare with what is there: what made it, and rows that were computed again."""
         if self.origin is not None and origin_of(rows) != self.origin:
             found = difference(self.origin, origin_of(rows))
-            raise ResumeError(f"{self.folder}: {found} Give the same as the first call, or {OTHERWISE}")
+            raise ResumeError(f"{self.folder}: a new shard {found} Give the same as the first call, or {OTHERWISE}")
         for entry in self.task.done_in(rows.first, rows.stop) if not self.is_compared else []:
             start, stop = self.task.rows(entry)
             low, high = max(start, rows.first), min(stop, rows.stop)

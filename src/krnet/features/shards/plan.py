@@ -1,6 +1,6 @@
-"""Which samples a call is to write to a folder of shards: its own, without those that are there.
+"""Decide which samples a call writes to a folder of shards: its share, without those that are there.
 
-    Plan (the caller's wishes), Finished (what is there), images -> make_task -> Task: rows to do, shards that are done
+    Plan (what the caller wants), Finished (what is there), images -> make_task -> Task: rows to do, shards done
 
 Rows count from the first image; sample IDs from the first sample of the folder: ID = first_id + row.
 """

@@ -1,4 +1,4 @@
-"""The file of a start as it is, without training: codes of all samples, in the finest step whose file fits the budget.
+"""The file of an untrained start (starts.py): codes of all samples, in the finest step whose file fits the budget.
 
     start, point -> plain_file -> PlainFile -> fill -> Content
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from krnet.coding.matrix import Matrix, TooFineError, encode, evenly_spaced, measure
 from krnet.coding.search import find_least
 from krnet.device import exact_math
-from krnet.recorders.axes import AXES, FINEST, Axes
+from krnet.recorders.axes import AXES, FINEST, Axes, least_squares
 from krnet.recorders.base import Content, Job
 from krnet.recorders.basis import planned_bytes
 from krnet.recorders.compact.axes_fit import axis_scale, axis_std_and_least_step, learn_axes
@@ -29,7 +29,7 @@ from krnet.recorders.compact.codes import (
     measured_columns,
 )
 from krnet.recorders.compact.network import AXES_CODING, CODES, MAX_STEP, START_ZONE, CompactConfig, zero_map
-from krnet.recorders.compact.starts import Point, Start
+from krnet.recorders.compact.starts import MANY_SAMPLES, Point, Start
 from krnet.recorders.compact.values_fit import DEAD_ZONE, MIN_STEP
 from krnet.recorders.maps import coordinates, normalised
 from krnet.train.loop import Outcome
@@ -97,13 +97,24 @@ class PlainFile:
             tensors |= encode(matrix, AXES_CODING, measure(matrix, AXES_CODING)).tensors(AXES)
             tensors |= {"mean": self.axes.mean.half(), "scale": self._scale(config)[:, 0].half()}
         tensors = {name: tensor.clone().cpu() for name, tensor in tensors.items()}
+        numbers = self._refitted(config)
         growth, outcome = self.job.num_planned / len(self.job.source), Outcome(0, 0.0, "done")
         return content_with_codes(
-            self.job, tensors, config, outcome, lambda c: (self._codes(c), c.coding), growth=growth
+            self.job, tensors, config, outcome, lambda c: (self._codes(c, numbers), c.coding), growth=growth
         )
 
-    def _codes(self, config: CompactConfig) -> Matrix:
-        numbers = self.numbers
+    def _refitted(self, config: CompactConfig) -> Matrix:
+        """The codes for axes as they are stored: few samples have coarse ones, which are not orthonormal."""
+        grid = config.grid(self.job.source.shape)
+        if self.axes is None or len(self.job.source) * grid.num_blocks >= MANY_SAMPLES * grid.block_values:
+            return self.numbers
+        with exact_math():
+            scale = self._scale(config)
+            axes = least_squares((self.axes.axes * scale).round() / scale)
+            return Matrix.of(coordinates(self.job, self.axes.mean.half().float(), axes.T, grid))
+
+    def _codes(self, config: CompactConfig, numbers: Matrix | None = None) -> Matrix:
+        numbers = numbers or self.numbers
         return Matrix(lambda rows: config.apply_dead_zone(numbers.read(rows)), numbers.num_rows, numbers.num_columns)
 
     def _axes(self, config: CompactConfig) -> Matrix:

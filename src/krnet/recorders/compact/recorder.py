@@ -8,7 +8,9 @@ codes.py       training of codes, shared by all fits; fitting the codes into a b
 axes_fit.py    trains codes, axes and network together
 values_fit.py  the same without axes, for samples too few to pay for them: a code is the quantised map itself
 growth.py      fits codes of new samples to a network that is kept
-untrained.py   codes a start as it is, where that leaves less error than training has
+moves.py       moves codes of samples that were not fitted towards the least error
+plain.py       the file of a start as it is, without training
+untrained.py   takes that file where it leaves less error than training has
 projection.py  replays, and shows features that are not in a recording as it would replay them
 starts.py      which blocks, how many axes and which step leave the least error in a budget, before training
 budget.py      chooses all settings for a budget

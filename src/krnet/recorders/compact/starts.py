@@ -1,12 +1,12 @@
-"""Finds the start of a fit that leaves the least error in a budget, on a sample of the features and in seconds.
+"""Finds the best start of a fit: the axes and codes with the least error in a budget, before any training.
 
     features -> for each size of blocks: axes, and codes of some samples -> Start
     Start, budget -> number of axes, and the finest step whose file fits -> Point, with its error
     Starts -> best_start: the one with the least error
 
-Small blocks have cheap axes, which suit few samples of large maps; large blocks use more of what goes together. The
-search grows the block while that helps. Sizes are those of the entropy coder's ideal: columns of similar spread share
-a table.
+It works on a sample of the features, and takes seconds. Small blocks have cheap axes, which suit few samples of large
+maps; large blocks use more of what goes together. The search grows the block while that helps. Sizes are those of the
+entropy coder's ideal: columns of similar spread share a table.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ from torch import Tensor
 from krnet.coding.entropy import TABLE_SYMBOL_BYTES
 from krnet.coding.matrix import evenly_spaced
 from krnet.coding.search import bisect_log
-from krnet.coding.weights import coded_bits
 from krnet.device import exact_math
 from krnet.recorders.axes import FINEST, MAX_EXACT_SIZE, Axes, block_axes, principal_axes
 from krnet.recorders.base import Job
 from krnet.recorders.compact.axes_fit import axis_scale, axis_std_and_least_step, learn_axes
-from krnet.recorders.compact.codes import fixed_bytes
+from krnet.recorders.compact.codes import fixed_bytes, laplace_bits
 from krnet.recorders.compact.network import MAX_STEP, CompactConfig, zero_map
 from krnet.recorders.compact.values_fit import MIN_STEP, values_minus_zero
 from krnet.recorders.grids import Grid
@@ -37,7 +36,8 @@ from krnet.recorders.maps import coordinates, normalised_chunks, once_for_featur
 
 SAMPLE_NUMBERS = 1 << 20  # numbers in the codes of the samples that sizes are estimated from,
 SAMPLE_ROWS = 16, 1024  # and the least and the largest number of these samples
-WIDEST_AXES = (0.5, 0.8, 1.2, 1.8, 2.7)  # axes are kept if their codes spread over one of these numbers of steps
+AXES_NUMBERS = 2048  # of each axis, from which the bytes and the error of rounded axes are estimated
+WIDEST_AXES = (0.15, 0.3, 0.5, 0.8, 1.2, 1.8, 2.7)  # axes are kept if their codes spread over one of these steps
 SEAMS = 0.8  # share of the error of cut maps that is left when a network has mended the seams (notes/choices.md)
 WORSE = 1.01  # larger blocks are no longer tried once the error has grown by this factor
 DCT_POSITIONS = 4  # a DCT over blocks is tried for blocks of at most this many positions
@@ -104,14 +104,11 @@ class Start:
         return fixed + self.axes_bytes(step, components) + self.codes_bytes(step, components, config)
 
     def axes_bytes(self, step: float, components: int) -> float:
-        """Of the quantised axes: an upper bound for numbers of their spread."""
+        """Of the rounded axes, as Laplace variables of the size that some of their numbers have."""
         if self.axes is None:
             return 0.0
-        at = torch.tensor(step, device=self.codes.device)
-        num_blocks = self.job.num_planned * self.grid.num_blocks
-        scale = axis_scale(*axis_std_and_least_step(self.axes, components), at, num_blocks)
-        rms = (scale.double() / math.sqrt(self.grid.block_values)).clamp(min=1e-3).tolist()
-        bits = self.grid.block_values * sum(coded_bits(1 / s) for s in rms)
+        axes, scale = self._scaled_axes(step, components)
+        bits = self.grid.block_values * float(laplace_bits((axes * scale).abs().mean(1)).sum())
         return bits / 8 + components
 
     def codes_bytes(self, step: float, components: int, config: CompactConfig) -> float:
@@ -146,8 +143,25 @@ class Start:
         decoded = step * (self._symbols(codes, step) if self.dead_zone == 0.5 else self._centroids(codes, step))
         error = float((codes - decoded).double().square().sum((1, 2)).mean())
         if self.axes is not None:
-            error += components * self.grid.block_values * step**2 / 12 / self.job.num_planned
+            error += self._axes_error(step, components)
         return error + self.left_out[min(components, len(self.left_out) - 1)]
+
+    def _axes_error(self, step: float, components: int) -> float:
+        """Squared error of a sample that rounded axes make."""
+        assert self.axes is not None, "no axes"
+        axes, scale = self._scaled_axes(step, components)
+        errors = ((axes * scale).round() / scale - axes).double().square().mean(1) * self.grid.block_values
+        std = self.axes.std[:components].double()
+        return self.grid.num_blocks * float((std.square() * errors).sum())
+
+    def _scaled_axes(self, step: float, components: int) -> tuple[Tensor, Tensor]:
+        """Some numbers of each axis (k, n), and what the axes are multiplied by before they are rounded (k, 1)."""
+        assert self.axes is not None, "no axes"
+        std, least_step = axis_std_and_least_step(self.axes, components)
+        num_blocks = self.job.num_planned * self.grid.num_blocks
+        scale = axis_scale(std, least_step, torch.tensor(step, device=std.device), num_blocks)
+        some = evenly_spaced(self.grid.block_values, AXES_NUMBERS).to(std.device)
+        return self.axes.axes[:components, some], scale[:, None]
 
     def _symbols(self, codes: Tensor, step: float) -> Tensor:
         if self.dead_zone == 0.5:

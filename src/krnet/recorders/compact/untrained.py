@@ -1,4 +1,4 @@
-"""Keeps whichever leaves the least error: the trained file, or a start as it is.
+"""Keeps the file with the least error: that of the trained network, or that of an untrained start (starts.py).
 
     job, trained content -> better_of -> the content with the smallest error
 
@@ -74,7 +74,8 @@ def likely_starts(job: Job, plain: CompactConfig) -> list[tuple[Start, Point]]:
         # The point was found beside a network: without it there are more bytes.
         found.append((start, start.finest(budget, plain)))
         if start.grid.num_blocks == 1:  # also with as many axes as recorder pca takes
-            found.append((start, start.finest(budget, plain, widest_axes=[WORTH])))
+            more = start.finest(budget, plain, widest_axes=[WORTH])
+            found += [(start, more)] if more != found[-1][1] else []
     found.sort(key=lambda pair: pair[1].error)
     return [pair for pair in found if pair[1].error <= NEARLY * found[0][1].error]
 
