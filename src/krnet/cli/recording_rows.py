@@ -61,7 +61,7 @@ def fit_text(info: Mapping[str, Any]) -> str:
 def outlook_text(info: Mapping[str, Any]) -> str:
     """What more time would buy, after a fit of open length."""
     now, then = (_duration_text(seconds) for seconds in (info["fit_seconds"], info["twice_as_long"]["seconds"]))
-    why = "more time would gain little" if info["stopped_by"] == "no_gain" else "on a CPU it takes 5m at most"
+    why = "more time would gain little" if info["stopped_by"] == "no_gain" else "by default a CPU fit takes 5m at most"
     text = f"R2 is {info['r2']:.4f}; expect about {info['twice_as_long']['r2']:.4f} with --time-budget {then}"
     return f"the fit ended after {now}: {why}. {text}"
 
