@@ -20,7 +20,6 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -44,10 +43,13 @@ SCALING = ("--mean", ",".join(map(str, MEAN)), "--std", ",".join(map(str, STD)))
 class Work:
     """The folder of a run, and what is done in it."""
 
-    def __init__(self, folder, args):
+    def __init__(self, folder, args, settings):
         self.folder, self.args = folder, args
         self.log = folder / "done.json"
         self.done = json.loads(self.log.read_text()) if self.log.exists() else {}
+        before = self.once("settings", lambda: settings)
+        if before != settings:
+            raise SystemExit(f"{folder}: was begun with other settings, {before}; give them again, or another folder")
 
     def once(self, name, make):
         """What make() returns; when it is known already, it is not called."""
@@ -177,18 +179,20 @@ def main():
         return pass_over(args.pass_over)
 
     ledger.commit()  # looked up now: the source may change before the run ends
-    started, counts = time.perf_counter(), [int(count) for count in args.processes.split(",")]
+    counts = [int(count) for count in args.processes.split(",")]
     args.data_dir = args.data_dir or os.environ.get("KRNET_DATA")
+    chosen = {name: value for name, value in vars(args).items() if name not in ("data_dir", "keep", "pass_over")}
+    settings = {**chosen, "bits": BITS, "trunk": f"resnet18-small, cut after {CUT} layers"}
     with tempfile.TemporaryDirectory() as temporary:
-        work = Work(args.keep or Path(temporary), args)
-        work.folder.mkdir(parents=True, exist_ok=True)
+        folder = args.keep or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        work = Work(folder, args, settings)
         shape = work.once("prepared", lambda: prepare(work))
         fit(work, math.prod(shape))
         files = [make(work, count) for count in counts]
         metrics = row(work, counts, shape, files, replay(work))
-    chosen = {name: value for name, value in vars(args).items() if name not in ("data_dir", "keep", "pass_over")}
-    settings = {**chosen, "bits": BITS, "trunk": f"resnet18-small, cut after {CUT} layers"}
-    ledger.append("large-store", settings=settings, metrics=metrics, seconds=time.perf_counter() - started, seed=0)
+    seconds = sum(stage["seconds"] for stage in metrics["stages"].values())  # some may be those of an earlier call
+    ledger.append("large-store", settings=settings, metrics=metrics, seconds=seconds, seed=0)
     print(json.dumps(metrics))
 
 

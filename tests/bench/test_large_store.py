@@ -74,6 +74,9 @@ def test_one_process_and_two_make_the_same_store_and_the_row_says_what_each_stag
     large_store.main()
     again = ledger.read()[1]["metrics"]
     assert json.dumps(again["stages"]) == json.dumps(metrics["stages"])
+    monkeypatch.setattr(sys, "argv", [*words, "--dtype", "float16"])
+    with pytest.raises(SystemExit, match="begun with other settings"):
+        large_store.main()
 
 
 def test_the_loader_passes_over_all_samples(tmp_path):
