@@ -32,13 +32,16 @@ setup: $(STAMP)
 demo: $(STAMP)
 	.venv/bin/krnet demo --out demo $(ARGS)
 
+# A file of tests goes to one process, in the order of tests/conftest.py: those that take long first.
+PYTEST := $(VENV_PYTHON) -m pytest -n auto --dist loadfile --no-loadscope-reorder
+
 test: $(STAMP)
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
 		echo "make: no chromium on the PATH: the tests of the report page in a browser are skipped. On Debian: apt install chromium"
-	$(VENV_PYTHON) -m pytest -n auto --dist loadfile $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-slow: $(STAMP)
-	$(VENV_PYTHON) -m pytest -n auto --dist loadfile -m slow $(ARGS)
+	$(PYTEST) -m slow $(ARGS)
 
 # One process: tests that measure a GPU's memory would see each other's.
 test-gpu: $(STAMP)

@@ -48,8 +48,19 @@ settings.load_profile("krnet")
 typer.testing._get_command = cache(typer.testing._get_command)
 
 
+# Files that take long. They come first: a file that one process begins when the others are at their end is waited for.
+LONG = {
+    "attacks/test_memory.py", "cli/test_signals.py", "learners/test_kril.py", "recorders/test_recorder_contract.py",
+    "report/test_browser.py", "reproduce/test_imagenet_recipe.py", "reproduce/test_quick_recipes.py", "test_docs.py",
+    "test_task_loop.py", "test_team.py", "tools/test_soak.py",
+}  # fmt: skip
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests marked `gpu` are skipped where there is none; `-m gpu` selects them."""
+    first = {Path(__file__).parent / name for name in LONG}
+    assert all(path.exists() for path in first), "LONG names a file that is not there"
+    items.sort(key=lambda item: item.path not in first)
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

@@ -100,6 +100,10 @@ def test_a_finished_call_is_not_done_twice_when_it_is_resumed(out, maps):
     assert contents(out) == before
     others = krnet.open(out).append(features.flip(0), labels, part_samples=STEP, resume=True)
     assert len(others) == ALL + len(features)
+    with pytest.raises(KeyboardInterrupt):  # the same samples a second time
+        others.append(features.flip(0), labels, part_samples=STEP, watch=stop)
+    twice = others.append(features.flip(0), labels, part_samples=STEP, resume=True)
+    assert len(twice) == ALL + 2 * len(features) and krnet.verify(out)["ok"]
 
 
 def test_sequences_follow_on_and_a_kill_before_the_manifest_leaves_the_old_ones(begun, maps, tmp_path, monkeypatch):

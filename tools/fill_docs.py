@@ -103,14 +103,19 @@ def learner_settings() -> str:
 
 
 @cache
+def recipe_named(name: str) -> Recipe:
+    return read_recipe(name)
+
+
+@cache
 def recipe_entries(name: str, path: Path) -> list[Entry]:
     """The newest row of each run and seed of a recipe; `path` is the ledger."""
-    return entries(read_recipe(name), results(path))
+    return entries(recipe_named(name), results(path))
 
 
 def recipe_block(name: str, kind: str) -> str:
     """A table of the rows that a recipe has, and what it lacks."""
-    recipe, shown = read_recipe(name), recipe_entries(name, LEDGER)
+    recipe, shown = recipe_named(name), recipe_entries(name, LEDGER)
     found = {entry.series for entry in shown}
     lacking = [run.name for run in recipe.runs if run.name not in found]
     command = f"`krnet reproduce {name}`"
@@ -204,8 +209,13 @@ def rate_shares() -> str:
 
 def results(path: Path | None = None, *, held_out: bool = False) -> list[Row]:
     """All rows that a table of results may show, or else (`held_out`) those judged on held-out training images."""
-    rows = [json.loads(line) for line in (path or LEDGER).read_text().splitlines()]
-    return [row for row in rows if is_result(row) != held_out]
+    return [row for row in all_rows(path or LEDGER) if is_result(row) != held_out]
+
+
+@cache
+def all_rows(path: Path) -> list[Row]:
+    """Read once for all tables: change none of them."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def newest(rows: Sequence[Row]) -> Row:
@@ -401,7 +411,7 @@ def schedule_table() -> str:
 
 
 def recipe_list() -> str:
-    recipes = [read_recipe(name) for name in recipe_names()]
+    recipes = [recipe_named(name) for name in recipe_names()]
     lines = [[f"`{recipe.name}`", recipe.title, str(len(recipe.runs)), recipe.time] for recipe in recipes]
     return table(["recipe", "what", "series", "time"], lines)
 

@@ -54,6 +54,7 @@ def test_one_process_and_two_make_the_same_store_and_the_row_says_what_each_stag
     monkeypatch.setattr(large_store.zoo.Zoo, "tiny_images", random_images)
     monkeypatch.setenv("KRNET_LEDGER", str(tmp_path / "ledger.jsonl"))
     options = ["--samples", "600", "--fit-samples", "40", "--room", "600", "--part-samples", "256", "--scale", "tiny"]
+    options += ["--model", "pca"]
     words = ["large_store.py", *options, "--shard-size", "2MB", "--keep", str(tmp_path / "work")]
     monkeypatch.setattr(sys, "argv", words)
     large_store.main()
@@ -74,6 +75,9 @@ def test_one_process_and_two_make_the_same_store_and_the_row_says_what_each_stag
     large_store.main()
     again = ledger.read()[1]["metrics"]
     assert json.dumps(again["stages"]) == json.dumps(metrics["stages"])
+    monkeypatch.setattr(sys, "argv", [*words, "--dtype", "float16"])
+    with pytest.raises(SystemExit, match="begun with other settings"):
+        large_store.main()
 
 
 def test_the_loader_passes_over_all_samples(tmp_path):

@@ -130,3 +130,30 @@ def test_handlers_are_put_back():
         time.sleep(1)
     assert stop.exit_code == 143
     assert [signal.getsignal(number) for number in CODES] == before
+
+
+@pytest.mark.parametrize("signum", CODES, ids=lambda signum: signum.name)
+def test_a_stop_that_a_package_has_wrapped_in_an_error_is_a_stop(tmp_path, features, signum):
+    """Python does so where a class is being defined: as any of matplotlib's, while it is imported."""
+    code = """
+        import os, signal, sys
+        import krnet.api
+        from krnet.cli.app import main
+
+        signum, *words = sys.argv[1:]
+
+        class Name:
+            def __set_name__(self, owner, name):
+                os.kill(os.getpid(), int(signum))
+
+        def open_features(*given, **more):
+            class Late:
+                name = Name()
+
+        krnet.api.record = open_features
+        sys.argv = ["krnet", "record", *words]
+        main()
+    """
+    done = forked.run(forked.script(code, int(signum), features, "-o", tmp_path / "a.krn", "-q"))
+    assert (done.returncode, done.stdout) == (CODES[signum], ""), done.stderr
+    assert "stopped" in done.stderr and "Traceback" not in done.stderr

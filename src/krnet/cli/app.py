@@ -36,7 +36,7 @@ from krnet.cli.record import record
 from krnet.cli.replay import info, replay, verify
 from krnet.cli.report import report
 from krnet.cli.reproduce import reproduce
-from krnet.cli.signals import stopping_like_ctrl_c
+from krnet.cli.signals import is_of_a_stop, stopping_like_ctrl_c
 from krnet.config import plain_text
 from krnet.errors import KrnetError, KrnetWarning
 from krnet.io.ledger import package_version
@@ -73,6 +73,11 @@ class Commands(TyperGroup):
             except typer.Exit as end:
                 if end.exit_code != CTRL_C_CODE:
                     raise
+                raise typer.Exit(stop.exit_code) from None
+            except Exception as error:
+                if not is_of_a_stop(error):
+                    raise
+                say("stopped")
                 raise typer.Exit(stop.exit_code) from None
 
     def _invoke(self, ctx: Any) -> Any:

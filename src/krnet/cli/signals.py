@@ -28,6 +28,13 @@ class Stop:
         return 128 + int(self.signum)
 
 
+def is_of_a_stop(error: BaseException | None) -> bool:
+    """Whether a stop led to this error: Python and other packages may wrap one, as where a class is being defined."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 @contextmanager
 def stopping_like_ctrl_c() -> Iterator[Stop]:
     stop, owner = Stop(), os.getpid()

@@ -7,7 +7,6 @@ Until then the folder opens as before, without the new samples. A call that is k
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,26 +60,24 @@ def append_parts(folder: Place, known: Manifest, model: Recording, added: Additi
         manifest = read_manifest(folder)
         if manifest.fingerprint != known.fingerprint:
             raise InputError(f"{folder}: has changed since it was opened. Open it again, and append to that recording")
-        coder, num_new = PartCoder(model, added.moves), len(added.features)
-        part_samples = added.part_samples or default_part_samples(model)
-        first = _finished_before(manifest, added, part_samples, coder) or manifest.num_samples
+        coder, part_samples = PartCoder(model, added.moves), added.part_samples or default_part_samples(model)
+        first = _first_id(folder, manifest, added, part_samples, coder)
         held = [part for part in manifest.parts if part.first < first]
-        plan = list(part_ranges(first, num_new, part_samples))
-        there = _started(folder, [part.name for part in held], added.resume)
-        refuse_other_parts(folder, [*((part.first, part.stop) for part in held), *plan])
+        held_ranges = [(part.first, part.stop) for part in held]
+        plan = list(part_ranges(first, len(added.features), part_samples))
+        refuse_other_parts(folder, [*held_ranges, *plan])
         labels = None if added.labels is None else open_features(added.labels)
         new = NewSamples(added.features, labels, manifest.origin, first)
-        entries, class_names = write_parts(folder, plan, new, coder, there, watch)
-        is_new = first == manifest.num_samples
-        if is_new:
-            manifest = _grown(folder, manifest, added.lengths)
+        entries, class_names = write_parts(folder, plan, new, coder, list_parts(folder), watch)
+        if first == manifest.num_samples:
+            manifest = _with_lengths(folder, manifest, added.lengths)
         if labels is not None:
-            class_names |= collect(folder, [(part.first, part.stop) for part in held], manifest.origin)[1]
-        num_classes = len(class_names) if labels is not None else None
+            class_names |= collect(folder, held_ranges, manifest.origin)[1]
+        num_classes = None if labels is None else len(class_names)
         write_manifest(folder, replace(manifest, num_classes=num_classes, parts=(*held, *entries)))
         forget_lengths(folder, manifest.sequences)
     misfits = sum((entry.measured.misfits for entry in entries), Misfits())
-    warn_of_misfits(folder, misfits, num_new, model.r2)
+    warn_of_misfits(folder, misfits, len(added.features), model.r2)
 
 
 def _check(folder: Place, manifest: Manifest, added: Addition) -> None:
@@ -104,31 +101,25 @@ def _check(folder: Place, manifest: Manifest, added: Addition) -> None:
         raise InputError(f"{folder}: would hold {num_samples} samples; a folder holds at most {MAX_SAMPLES}")
 
 
-def _started(folder: Place, held: Sequence[str], resume: bool) -> list[str]:
-    """Parts of a call that was stopped, or has finished just before."""
-    there = [name for name in list_parts(folder) if name not in held]
-    if there and not resume:
+def _first_id(folder: Place, manifest: Manifest, added: Addition, part_samples: int, coder: PartCoder) -> int:
+    """ID of the first new sample: behind those that are there, or where a finished call began that is given again."""
+    listed = {part.name: part for part in manifest.parts}
+    stopped = [name for name in list_parts(folder) if name not in listed]
+    if stopped and not added.resume:
         raise ResumeError(
-            f"{folder}: holds {there[0]} of a stopped `krnet append`. Go on with it: --resume (in Python, "
-            f"resume=True); or remove {', '.join(there[:3])}{', ...' if len(there) > 3 else ''}"
+            f"{folder}: holds {stopped[0]} of a stopped `krnet append`. Go on with it: --resume (in Python, "
+            f"resume=True); or remove the files of its parts, {len(stopped)} in all"
         )
-    return there
-
-
-def _finished_before(manifest: Manifest, added: Addition, part_samples: int, coder: PartCoder) -> int | None:
-    """Where the samples of a finished call begin that is given again to go on with it; None if this is another one."""
-    first = manifest.num_samples - len(added.features)
-    if not added.resume or first <= 0:
-        return None
-    plan, listed = list(part_ranges(first, len(added.features), part_samples)), {p.name: p for p in manifest.parts}
-    if not all(name_of(part) in listed for part in plan):
-        return None
-    beginning = added.features.part(0, plan[0][1] - first)
+    end, num_new = manifest.num_samples, len(added.features)
+    plan = list(part_ranges(end - num_new, num_new, part_samples)) if added.resume and not stopped else []
+    if num_new >= end or not plan or not all(name_of(part) in listed for part in plan):
+        return end
+    beginning = added.features.part(0, plan[0][1] - plan[0][0])
     is_same = listed[name_of(plan[0])].features == digest_of(beginning, coder.coder.block_size)
-    return first if is_same else None
+    return end - num_new if is_same else end
 
 
-def _grown(folder: Place, manifest: Manifest, lengths: Tensor | None) -> Manifest:
+def _with_lengths(folder: Place, manifest: Manifest, lengths: Tensor | None) -> Manifest:
     """The manifest with the lengths of all sequences, which get a file beside the old one."""
     if manifest.sequences is None or lengths is None:
         return manifest

@@ -104,9 +104,10 @@ class ExamineWork(Work):
         self.settings_class.of(settings)
 
     def matches(self, row: Mapping[str, Any], settings: Mapping[str, Any], seed: int) -> bool:
-        own, saved = self.settings_class.of(settings), row["settings"]
+        saved = row["settings"]
         if saved.get("work") != self.name or row["outcome"] != "ok" or row["seed"] != seed:
             return False
+        own = self.settings_class.of(settings)
         if any(saved.get(name) != value for name, value in own.plain.items()):
             return False
         return same_recording(saved, own.recorded) if own.recording else saved.get("recorder") is None

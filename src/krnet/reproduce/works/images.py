@@ -45,9 +45,9 @@ class Images(Record):
         return own
 
     def matches(self, row: Mapping[str, Any], settings: Mapping[str, Any], seed: int) -> bool:
-        own, saved = self.read(settings), row["settings"]
+        saved = row["settings"]
         finished = saved.get("work") == self.name and row["outcome"] == "ok" and row["seed"] == seed
-        return finished and same_recording(saved, own)
+        return finished and same_recording(saved, self.read(settings))
 
     def measure(self, own: RecordingSettings, seed: int, place: Place) -> Measured:
         features = open_set(own.features, place)

@@ -58,10 +58,10 @@ class Record(Work):
         # The cheapest checks first: a recipe asks this of every row of the ledger, for each of its runs.
         if row["outcome"] != "ok" or row["seed"] != seed or row["settings"].get("recorder") != settings.get("recorder"):
             return False
-        own = self.read(settings)
         if row["settings"].get("work") == self.name:
-            return same_recording(row["settings"], own)
-        return row["recipe"] == RATE_RECIPE and is_rate_row(row, own)
+            same_features = row["settings"].get("features") == settings.get("features")
+            return same_features and same_recording(row["settings"], self.read(settings))
+        return row["recipe"] == RATE_RECIPE and is_rate_row(row, self.read(settings))
 
     def perform(self, recipe: str, settings: Mapping[str, Any], seed: int, place: Place) -> Mapping[str, Any]:
         own = self.read(settings)
