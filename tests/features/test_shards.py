@@ -231,7 +231,7 @@ NONSENSE = {
     "a short shard": (lambda folder: os.truncate(folder / shard_name(5, 1), 100), "has 100 bytes; expected"),
     "a flipped bit": (_flip, "have checksum"),
     "another shard": (_other_shard, "is another file than index.json lists"),
-    "a foreign shard": (_foreign_shard, "expected b'"),
+    "a foreign shard": (_foreign_shard, "another kind of file"),
     "a long header": (_long_header, "claims a header of"),
 }  # fmt: skip
 

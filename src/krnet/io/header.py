@@ -131,7 +131,7 @@ def read_head(path: Place, file: RangedFile, nbytes: int) -> bytes:
     magic = start[LENGTH_BYTES:]
     if not MAGIC.startswith(magic):
         found, advice = f"another kind of file, with {magic[:24]!r} at byte {LENGTH_BYTES}", "Check the path"
-        raise refuse(errors.NotARecordingError, path, found, f"a recording (.krn), with {MAGIC!r}", advice)
+        raise refuse(errors.NotARecordingError, path, found, f"one that krnet wrote, with {MAGIC!r}", advice)
     if length > MAX_HEADER_BYTES:
         found, advice = f"claims a header of {length} bytes", f"Damaged. {RESTORE}"
         raise refuse(errors.HeaderTooLargeError, path, found, f"at most {MAX_HEADER_BYTES}", advice)
