@@ -38,8 +38,8 @@ from krnet.train.open_end import OpenEnd
 
 MIN_BATCH_SAMPLES = 4  # of the largest samples: the gradient of one or two alone says little
 WARM_UP_SHARE, HOLD_SHARE = 0.01, 0.3  # shares of a fit: the learning rate rises during the one, falls after the other
-OPEN_FIT_S = 300.0  # a fit of open length takes at most so many seconds; its first round shows all samples
-FIRST_ROUND_EPOCHS, FIRST_ROUND_ITERATIONS = 2, 100  # so many times, in at least so many iterations
+OPEN_FIT_S = 300.0  # the most seconds that a fit of open length takes
+FIRST_ROUND_EPOCHS, FIRST_ROUND_ITERATIONS = 2, 100  # its first round is as long as the longer of the two
 TARGET_EVERY = 50  # iterations between two checks of stop_at_r2
 HEAD_CHUNK_SAMPLES = 4096  # samples that the head takes at once, before the fit
 

@@ -42,7 +42,7 @@ GROWING = {f"{CODES}stream", f"{CODES}lengths"}  # tensors of the codes that gro
 BATCH_VALUES = {"cpu": 1 << 20, "cuda": 1 << 26}
 # Of fits by the clock. Measured on 6,000 CIFAR-100 maps, 25 s: without it some seeds leave a quarter more of the error.
 WARM_UP_ITERATIONS = 20
-MEASURED_ROWS, MEASURED_COLUMNS = 1024, 4096  # of codes, when their size is estimated: at most so many
+MEASURED_ROWS, MEASURED_COLUMNS = 1024, 4096  # at most so many are read to estimate the size of codes
 NUM_ZONES, ZONE_RATIO = 200, 1.02  # dead zones that are tried: zone n is ZONE_RATIO ** n times as wide as the first
 
 

@@ -37,12 +37,13 @@ from krnet.recorders.maps import coordinates, normalised_chunks, once_for_featur
 SAMPLE_NUMBERS = 1 << 20  # numbers in the codes of the samples that sizes are estimated from,
 SAMPLE_ROWS = 16, 1024  # and the least and the largest number of these samples
 AXES_NUMBERS = 2048  # of each axis, from which the bytes and the error of rounded axes are estimated
-WIDEST_AXES = (0.15, 0.3, 0.5, 0.8, 1.2, 1.8, 2.7)  # axes are kept if their codes spread over one of these steps
+# Each is tried: axes are kept whose codes have a standard deviation above so many steps.
+WIDEST_AXES = (0.15, 0.3, 0.5, 0.8, 1.2, 1.8, 2.7)
 SEAMS = 0.8  # share of the error of cut maps that is left when a network has mended the seams (notes/choices.md)
 WORSE = 1.01  # larger blocks are no longer tried once the error has grown by this factor
 DCT_POSITIONS = 4  # a DCT over blocks is tried for blocks of at most this many positions
 MAX_BLOCK_VALUES = {"cpu": 2048, "cuda": 4096}  # of a block smaller than the map: axes of more take too long
-FEW_SAMPLES = 2048  # so many samples, or fewer, have axes of whole maps quickly, whatever the size of the maps
+FEW_SAMPLES = 2048  # up to here, axes of whole maps take seconds, however large the maps are
 TOLERANCE = 0.01  # a step is found within 1 %
 CENTROIDS = 8  # symbols beyond it share a centroid
 MAX_CODE = 2**15 - 2  # symbols of an estimate beyond it count as it
@@ -72,7 +73,7 @@ class Start:
     axes: Axes | None
     codes: Tensor  # (n, P, K) of n samples
     left_out: tuple[float, ...]  # for each number of axes 0 .. K: the variance of a sample along the others
-    dead_zone: float = 0.5  # numbers below so many steps become 0; above 0.5 all are read back at centroids
+    dead_zone: float = 0.5  # in steps: smaller numbers become 0; above 0.5, numbers are read back at centroids
 
     @cached_property
     def spread(self) -> Tensor:

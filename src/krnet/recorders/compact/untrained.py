@@ -28,7 +28,7 @@ from krnet.recorders.maps import normalised
 # Only where the budget chooses these, and not the caller, may training be left out.
 CHOICES = frozenset({"step", "components", "c1", "block", "dct", "dead_zone"})
 CLEARLY = 0.8  # an error below this share of the starts' estimated ones is the smaller one, without measuring
-NEARLY = 1.15  # starts are coded whose estimated error is at most so many times that of the best
+NEARLY = 1.15  # times the least estimated error: starts of a larger one are not coded
 CENTROIDS = (1.0, 0.25)  # tried: the least error, and what clamped replays after a ReLU like better (transform.py)
 NUM_COMPARED, COMPARED_AT_ONCE = 512, 128  # samples on which errors are compared
 
